@@ -1,0 +1,1 @@
+"""Scout inside agent frameworks: one module a framework, one extra a module."""

@@ -1,0 +1,1 @@
+"""Scout on the serving side: the policy core and its adapters."""

@@ -1,0 +1,1 @@
+"""TAO in front of N OpenAI-compatible servers, in one process."""

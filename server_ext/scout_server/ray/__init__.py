@@ -1,0 +1,1 @@
+"""TAO as a Ray Serve application."""

@@ -1,0 +1,1 @@
+"""The agent-program simulator: the policy core on a virtual clock."""

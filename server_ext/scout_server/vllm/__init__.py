@@ -1,0 +1,1 @@
+"""Scout inside vLLM: `_compat` is the only importer of vllm."""
