@@ -1,1 +1,148 @@
-"""The `scout` command."""
+"""
+The `scout` command.
+
+Commands are imported when they are called, so `scout --help` is fast, and a command whose optional
+packages are missing says which extra brings them.
+"""
+
+import importlib
+import json
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from scout_sdk import ScoutError
+
+try:
+    import typer
+    from rich.console import Console
+    from typer.core import TyperCommand, TyperGroup
+except ModuleNotFoundError as error:  # the base install has no command line
+    sys.exit(f"scout: {error.name} is missing; pip install 'scout-sdk[server]'")
+
+__all__ = ["LAZY", "LazyCommand", "app", "main"]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A command or group of commands that lives in a module of its own."""
+
+    target: str
+    """`module:attribute`; the attribute is a typer app."""
+    help: str
+    extra: str = "server"
+    """The extra of scout-sdk that brings what the module imports."""
+
+
+LAZY: dict[str, LazyCommand] = {
+    "bench": LazyCommand(
+        "scout_server.bench:bench_app", "Measure the policies and the hot path.", "sim"
+    ),
+    "sim": LazyCommand("scout_server.sim.cli:sim_app", "Simulate agent programs.", "sim"),
+    "trace": LazyCommand(
+        "scout_server.sim.trace_cli:trace_app", "Read, make and replay traces.", "sim"
+    ),
+    "gateway": LazyCommand(
+        "scout_server.gateway.cli:gateway_app", "Route agent programs to many servers."
+    ),
+}
+"""Commands by name; the place to wire in a new one."""
+
+
+class _LazyGroup(TyperGroup):
+    """Lists every command, imports only the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *LAZY]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is not None or cmd_name not in LAZY:
+            return found
+        return TyperCommand(cmd_name, help=LAZY[cmd_name].help)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name in LAZY and super().get_command(ctx, name) is None:
+            return name, _load(name, LAZY[name]), args[1:]
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str, lazy: LazyCommand) -> Any:
+    module, _, attribute = lazy.target.partition(":")
+    try:
+        loaded = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        if missing.split(".")[0] in ("scout_sdk", "scout_server"):
+            fail(f"`scout {name}` is not part of this installation ({missing} is missing)")
+        fail(f"`scout {name}` needs {missing}: pip install 'scout-sdk[{lazy.extra}]'")
+    return typer.main.get_command(loaded)
+
+
+def fail(message: str) -> NoReturn:
+    """Print *message* on stderr and end the command with status 1."""
+    Console(stderr=True).print(f"scout: {message}", style="red", markup=False, highlight=False)
+    raise typer.Exit(1)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback(epilog="Example: scout serve --embedded --port 8000")
+def _root() -> None:
+    """Agent-aware LLM serving. Start with [bold]scout demo[/bold]."""
+
+
+@app.command(epilog="Example: scout config --file scout.yaml")
+def config(
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Check this file and print the settings that result."),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print every setting with its value, allowed values and meaning, as a configuration file."""
+    from scout_server.config import describe, load
+
+    settings = load(path=file)
+    values = settings.as_dict()
+    listed = describe()
+    if json_output:
+        rows = [
+            {
+                **{f.name: getattr(info, f.name) for f in fields(info)},
+                "value": values[info.section][info.name],
+            }
+            for info in listed
+        ]
+        typer.echo(json.dumps({"settings": rows}, indent=2))
+        return
+    section = ""
+    for info in listed:
+        if info.section != section:
+            section = info.section
+            typer.echo(f"{section}:")
+        if info.meaning:
+            typer.echo(f"  # {info.meaning}")
+        value = json.dumps(values[section][info.name])
+        typer.echo(f"  {info.name}: {value}  # {info.kind}; default {json.dumps(info.default)}")
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one message, not a traceback."""
+    try:
+        app()
+    except ScoutError as error:
+        Console(stderr=True).print(str(error), style="red", markup=False, highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

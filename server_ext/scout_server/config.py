@@ -1,0 +1,216 @@
+"""
+The one schema of everything that can be set, and the one place where it is read.
+
+Each part of the server declares its settings as a frozen dataclass in its own module, documented
+field by field; the schema is composed of them by name, without importing a part that is not
+installed. The vLLM extension, the embedded engine, the gateway and the simulator read the same
+file, and each takes its own sections out of it.
+"""
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+import pydantic
+
+from scout_sdk import ConfigError
+
+__all__ = ["CONFIG_VARIABLE", "SECTIONS", "FieldInfo", "Section", "Settings", "describe", "load"]
+
+CONFIG_VARIABLE = "SCOUT_CONFIG"
+"""Environment variable that names the configuration file."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One named part of the configuration and where its dataclass is defined."""
+
+    name: str
+    target: str
+    """`module:Class`; the module must import fast and without optional packages."""
+
+    def load(self) -> type:
+        """Import and return the dataclass."""
+        module, _, attribute = self.target.partition(":")
+        return cast(type, getattr(importlib.import_module(module), attribute))
+
+
+SECTIONS: tuple[Section, ...] = (Section("policy", "scout_server.policy.runtime:PolicySettings"),)
+"""Every section, in the order of the documentation."""
+
+
+class Settings:
+    """Validated settings; immutable."""
+
+    def __init__(self, values: Mapping[type, object], document: Mapping[str, object]) -> None:
+        self._values = dict(values)
+        self._document = dict(document)
+
+    def of(self, kind: type[T]) -> T:
+        """Return the section of type *kind*, such as `settings.of(PolicySettings)`."""
+        try:
+            return cast(T, self._values[kind])
+        except KeyError:
+            known = ", ".join(section.target for section in SECTIONS)
+            msg = f"no section of type {kind.__qualname__}; known: {known}"
+            raise ConfigError(msg) from None
+
+    def as_dict(self) -> dict[str, dict[str, object]]:
+        """Return every section with every value, as JSON would hold them."""
+        return {name: dict(cast(Mapping[str, object], v)) for name, v in self._document.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldInfo:
+    """One setting, for documentation."""
+
+    section: str
+    name: str
+    kind: str
+    """Type and allowed values, such as `integer >= 1`."""
+    default: object
+    meaning: str
+
+
+def load(
+    values: Mapping[str, object] | None = None, *, path: str | os.PathLike[str] | None = None
+) -> Settings:
+    """
+    Return the settings: defaults, then the file, then *values* key by key.
+
+    The file is *path*, else the one that SCOUT_CONFIG names, else none; `.json` is JSON, anything
+    else YAML. ConfigError lists everything that is wrong, with the allowed values.
+    """
+    name = path or os.environ.get(CONFIG_VARIABLE)
+    merged = _merge(_read(Path(name)) if name else {}, values or {})
+    kinds = {section.name: section.load() for section in SECTIONS}
+    try:
+        text = json.dumps(merged)
+    except (TypeError, ValueError) as error:
+        msg = f"configuration holds a value that JSON does not know: {error}"
+        raise ConfigError(msg) from error
+    try:
+        model = _model(kinds).model_validate_json(text)
+    except pydantic.ValidationError as error:
+        raise ConfigError(_explain(error, kinds)) from error
+    values_by_kind = {kind: getattr(model, name) for name, kind in kinds.items()}
+    return Settings(values_by_kind, model.model_dump(mode="json"))
+
+
+def describe() -> list[FieldInfo]:
+    """Return every setting with its type, allowed values, default and meaning."""
+    kinds = {section.name: section.load() for section in SECTIONS}
+    schema = _model(kinds).model_json_schema()
+    definitions = schema.get("$defs", {})
+    fields: list[FieldInfo] = []
+    for section in SECTIONS:
+        reference = str(schema["properties"][section.name].get("$ref", "")).rsplit("/", 1)[-1]
+        definition = definitions.get(reference, {})
+        for name, field in definition.get("properties", {}).items():
+            fields.append(
+                FieldInfo(
+                    section=section.name,
+                    name=name,
+                    kind=_kind(field, definitions),
+                    default=field.get("default"),
+                    meaning=" ".join(str(field.get("description", "")).split()),
+                )
+            )
+    return fields
+
+
+def _model(kinds: Mapping[str, type]) -> type[pydantic.BaseModel]:
+    config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+    sections = {name: (kind, kind()) for name, kind in kinds.items()}
+    return cast(
+        type[pydantic.BaseModel],
+        pydantic.create_model("Settings", __config__=config, **sections),  # type: ignore[call-overload]
+    )
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        msg = f"cannot read the configuration file {path}: {error.strerror or error}"
+        raise ConfigError(msg) from error
+    try:
+        if path.suffix == ".json":
+            parsed = json.loads(text)
+        else:
+            import yaml  # only for those who use it
+
+            try:
+                parsed = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                msg = f"{path} is not YAML: {error}"
+                raise ConfigError(msg) from error
+    except json.JSONDecodeError as error:
+        msg = f"{path} is not JSON: {error}"
+        raise ConfigError(msg) from error
+    except ModuleNotFoundError as error:
+        msg = f"reading {path} needs pyyaml: pip install 'scout-sdk[server]', or use a .json file"
+        raise ConfigError(msg) from error
+    if parsed is None:
+        return {}
+    if not isinstance(parsed, dict):
+        msg = f"{path}: the top level is a {type(parsed).__name__}, not a mapping of sections"
+        raise ConfigError(msg)
+    return {str(key): value for key, value in parsed.items()}
+
+
+def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    merged = dict(below)
+    for key, value in above.items():
+        lower = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = _merge(lower if isinstance(lower, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _explain(error: pydantic.ValidationError, kinds: Mapping[str, type]) -> str:
+    lines = [_explain_one(dict(item), kinds) for item in error.errors(include_url=False)]
+    return "\n".join([f"configuration: {len(lines)} error(s)", *(f"- {line}" for line in lines)])
+
+
+def _explain_one(item: Mapping[str, object], kinds: Mapping[str, type]) -> str:
+    location = cast(tuple[str | int, ...], item["loc"])
+    place = ".".join(str(part) for part in location)
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if len(location) == 1:
+            return f"{place}: unknown section; known: {', '.join(kinds)}"
+        known = sorted(getattr(kinds[str(location[0])], "__dataclass_fields__", {}))
+        return f"{place}: unknown setting; known: {', '.join(known)}"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    given = item.get("input")
+    return f"{place}: {message}" + ("" if isinstance(given, Mapping) else f", not {given!r}")
+
+
+def _kind(field: Mapping[str, object], definitions: Mapping[str, object]) -> str:
+    if "$ref" in field:
+        name = str(field["$ref"]).rsplit("/", 1)[-1]
+        return _kind(cast(Mapping[str, object], definitions[name]), definitions)
+    if "enum" in field:
+        return " | ".join(str(value) for value in cast(list[object], field["enum"]))
+    if "const" in field:
+        return str(field["const"])
+    options = field.get("anyOf")
+    if isinstance(options, list):
+        return " or ".join(_kind(option, definitions) for option in options)
+    if field.get("type") == "array":
+        items = field.get("items")
+        return f"list of {_kind(items, definitions)}" if isinstance(items, dict) else "list"
+    text = str(field.get("type", "mapping"))
+    bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    parts = [f"{sign} {field[key]}" for key, sign in bounds.items() if key in field]
+    return " ".join([text, *parts])
