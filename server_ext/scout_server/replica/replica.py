@@ -310,7 +310,7 @@ class Replica:
         result.advanced = batch.requests
         for request in finished:
             request.finished_at = end
-            scheduler.release(request, preempted=False)
+            scheduler.release(request)
             self.counters.finished += 1
             self._forget(request, end)
 
@@ -320,6 +320,8 @@ class Replica:
         batch = scheduler.schedule(now)
         if batch.preempted:
             self.counters.preemptions += len(batch.preempted)
+            for request in batch.preempted:
+                self.core.finish(self._facts(request, Finish.PREEMPTED), now=now)
         for request in batch.admitted:
             self._count(request)
         if not batch.requests:
@@ -360,10 +362,8 @@ class Replica:
             counters.queried_tokens += request.prompt_tokens
             counters.hit_tokens += request.cached_tokens
 
-    def _owners(self, request: Request, preempted: bool) -> Sequence[Segment]:
-        if preempted:
-            self.core.finish(self._facts(request, Finish.PREEMPTED), now=self._now)
-        full = request.hashes[: request.hashed_blocks]
+    def _owners(self, request: Request) -> Sequence[Segment]:
+        full = request.hashes[: request.tokens // self.settings.block_tokens]
         return self.core.segments(request.request_id, full)
 
     def _forget(self, request: Request, now: float) -> None:

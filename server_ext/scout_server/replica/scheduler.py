@@ -121,7 +121,7 @@ class BatchScheduler:
         settings: BatchSettings,
         pool: BlockPool,
         *,
-        owners: Callable[[Request, bool], Sequence[Segment]],
+        owners: Callable[[Request], Sequence[Segment]],
         queue: WaitingQueue | None = None,
         admission: Admission | None = None,
         victims: VictimChoice | None = None,
@@ -129,7 +129,7 @@ class BatchScheduler:
         self.settings = settings
         self.pool = pool
         self.owners = owners
-        """Asked before a chain's blocks are freed; the flag says that it is a preemption."""
+        """Asked for the owners of a chain before its blocks are freed."""
         self.queue: WaitingQueue = FcfsQueue() if queue is None else queue
         self.admission: Admission = AdmitAll() if admission is None else admission
         self.victims: VictimChoice = LastVictim() if victims is None else victims
@@ -166,7 +166,7 @@ class BatchScheduler:
         """Take *request* out, wherever it stands, and free its blocks."""
         if request.state is State.RUNNING:
             self.running.remove(request)
-            self.release(request, preempted=False)
+            self.release(request)
         else:
             self.queue.remove(request)
         request.state = State.FINISHED
@@ -276,15 +276,15 @@ class BatchScheduler:
         return given_back
 
     def _preempt(self, batch: Batch, victim: Request, now: float) -> None:
-        self.release(victim, preempted=True)
+        self.release(victim)
         victim.preemptions += 1
         victim.state = State.WAITING
         self.queue.push_back(victim, now)
         batch.preempted.append(victim)
 
-    def release(self, request: Request, *, preempted: bool) -> None:
+    def release(self, request: Request) -> None:
         """Give back the blocks of *request*, the tail first."""
-        self.pool.free(request.blocks, self.owners(request, preempted))
+        self.pool.free(request.blocks, self.owners(request))
         request.blocks = []
         request.computed = 0
         request.hashed_blocks = 0
