@@ -36,6 +36,9 @@ class LazyCommand:
 
 
 LAZY: dict[str, LazyCommand] = {
+    "doctor": LazyCommand(
+        "scout_server.doctor:doctor_app", "Say what is installed and what a server understands."
+    ),
     "bench": LazyCommand(
         "scout_server.bench:bench_app", "Measure the policies and the hot path.", "sim"
     ),

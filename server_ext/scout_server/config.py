@@ -41,7 +41,10 @@ class Section:
         return cast(type, getattr(importlib.import_module(module), attribute))
 
 
-SECTIONS: tuple[Section, ...] = (Section("policy", "scout_server.policy.runtime:PolicySettings"),)
+SECTIONS: tuple[Section, ...] = (
+    Section("policy", "scout_server.policy.runtime:PolicySettings"),
+    Section("vllm", "scout_server.vllm.settings:VllmSettings"),
+)
 """Every section, in the order of the documentation."""
 
 

@@ -1,0 +1,122 @@
+import http.server
+import json
+import threading
+
+import pytest
+from typer.testing import CliRunner
+
+from scout_server.cli import app
+from scout_server.doctor import examine, packages, server_root
+
+
+@pytest.fixture
+def serve():
+    """Start a loopback server that answers paths from a table of (status, body)."""
+    servers = []
+
+    def start(answers):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                status, body = answers.get(self.path, (404, b"{}"))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_hint_aware_server(serve):
+    """
+    A server with capabilities is hint-aware, and they are shown; a /v1 in the URL does no harm.
+    """
+    url = serve(
+        {
+            "/v1/models": (200, b'{"data": [{"id": "m"}]}'),
+            "/v1/scout/capabilities": (200, b'{"features": ["events"]}'),
+        }
+    )
+
+    report = examine(f"{url}/v1/")
+
+    assert (True, True, ("m",)) == (report.reachable, report.hint_aware, report.models)
+    assert {"features": ["events"]} == report.capabilities
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ((404, b"{}"), "not hint-aware"),
+        ((200, b"<html>"), "not hint-aware"),
+        ((401, b"{}"), "API key"),
+    ],
+)
+def test_other_servers(serve, answer, problem):
+    """
+    A server without the endpoint, with another page there, or behind a key is not hint-aware.
+    """
+    report = examine(serve({"/v1/scout/capabilities": answer}))
+
+    assert (True, False) == (report.reachable, report.hint_aware)
+    assert problem in report.problem
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://[broken", "nowhere.invalid:1"])
+def test_no_server(url):
+    """
+    An address without a server, or that is none, is reported, not raised.
+    """
+    report = examine(url, timeout_s=2.0)
+
+    assert (False, False) == (report.reachable, report.hint_aware)
+    assert report.problem
+
+
+def test_command(serve):
+    """
+    `scout doctor URL --json` prints one object with versions, packages and the server.
+    """
+    url = serve({"/v1/scout/capabilities": (200, b"{}")})
+    result = CliRunner().invoke(app, ["doctor", url, "--json"])
+
+    assert 0 == result.exit_code
+    document = json.loads(result.stdout)
+    assert {"versions", "packages", "server"} == set(document)
+    assert document["server"]["hint_aware"]
+
+
+def test_supported_versions_are_stated():
+    """
+    Every package has a supported range; what is installed and in range is ok.
+    """
+    found = {package.name: package for package in packages()}
+
+    assert {"vllm", "langgraph", "autogen-agentchat", "openai"} <= set(found)
+    assert all(package.supported for package in found.values())
+    assert [p.name for p in found.values() if p.ok and p.installed is None] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("https://host/v1", "https://host"),
+        ("http://host/base/v1/", "http://host/base"),
+    ],
+)
+def test_server_root(url, root):
+    """
+    A server's root has a scheme and neither a trailing slash nor /v1.
+    """
+    assert root == server_root(url)
