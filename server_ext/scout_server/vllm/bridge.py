@@ -1,0 +1,234 @@
+"""Between vLLM's scheduler and the policy core: facts in, owners of blocks out."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from scout_sdk import _wire
+from scout_sdk._hints import Hints, SessionEvent
+from scout_server.policy import (
+    Assignment,
+    Finish,
+    FinishFacts,
+    PolicyCore,
+    PolicySettings,
+    RequestFacts,
+    Segment,
+)
+from scout_server.vllm.breaker import Breaker
+from scout_server.vllm.engine import Coordinator, Pool, Request
+from scout_server.vllm.queue import DECISION_BUCKETS_S, RetentionQueue
+
+__all__ = ["Bridge"]
+
+_FINISH = {
+    "FINISHED_STOPPED": Finish.STOP,
+    "FINISHED_REPETITION": Finish.STOP,
+    "FINISHED_LENGTH_CAPPED": Finish.LENGTH,
+    "FINISHED_IGNORED": Finish.LENGTH,
+    "FINISHED_ABORTED": Finish.ABORT,
+    "FINISHED_ERROR": Finish.ABORT,
+    "RUNNING": Finish.PREEMPTED,
+}
+"""What vLLM calls the end of a request. It still calls a request that it preempts running."""
+
+
+class Bridge:
+    """
+    Puts the policy's queue into a block pool and keeps the policy core told.
+
+    Every method may be called at any time and never raises: the first fault opens the breaker, the
+    pool gets its own queue back, and from then on the methods do nothing.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        coordinator: Coordinator,
+        settings: PolicySettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._coordinator = coordinator
+        self._clock = clock
+        stock = pool.free_block_queue
+
+        def hand_back() -> None:
+            pool.free_block_queue = stock
+
+        self.breaker = Breaker(hand_back)
+        self.core = PolicyCore(
+            settings, capacity_blocks=len(pool.blocks), block_tokens=pool.hash_block_size
+        )
+        self.queue = RetentionQueue(
+            stock, pool.blocks, self.core.order, self.breaker, clock=self._clock
+        )
+        self._cached: dict[str, int] = {}
+        self._arrived: set[str] = set()
+        self.arrivals: Counter[str] = Counter()
+        """Requests by how their agent was found: hint, fingerprint, unknown."""
+        self.finishes: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
+        pool.free_block_queue = self.queue
+
+    def arrive(self, request: Request) -> None:
+        """Tell the core of a new request, before the scheduler queues it."""
+        if self.breaker.open:
+            return
+        try:
+            assignment = self.core.arrive(
+                RequestFacts(
+                    request_id=request.request_id,
+                    hints=_hints(request),
+                    block_hashes=tuple(request.block_hashes),
+                    prompt_tokens=request.num_prompt_tokens,
+                    tenant=_tenant(request),
+                ),
+                now=self._clock(),
+            )
+            self._arrived.add(request.request_id)
+            self.arrivals[_origin(assignment)] += 1
+        except Exception as error:
+            self.breaker.trip("arrive", error)
+
+    def scheduled(self, computed: Mapping[str, int]) -> None:
+        """Note how many prompt tokens of each newly scheduled request were in the cache."""
+        if computed and not self.breaker.open:
+            for request_id, tokens in computed.items():
+                if request_id in self._arrived:
+                    self._cached.setdefault(request_id, tokens)
+
+    def tick(self) -> None:
+        """Let the core do its work that belongs to no request; once per engine step."""
+        if self.breaker.open:
+            return
+        try:
+            self.core.tick(now=self._clock())
+        except Exception as error:
+            self.breaker.trip("tick", error)
+
+    def release(self, request: Request) -> None:
+        """Name the owners of a request's blocks, before the scheduler gives them back."""
+        if self.breaker.open:
+            return
+        try:
+            segments = self.core.segments(request.request_id, request.block_hashes)
+            groups = self._coordinator.get_blocks(request.request_id)
+            for blocks, manager in zip(groups, self._coordinator.single_type_managers, strict=True):
+                self._own(
+                    [block.block_id for block in blocks],
+                    segments,
+                    max(1, manager.block_size // self._pool.hash_block_size),
+                )
+        except Exception as error:
+            self.breaker.trip("release", error)
+
+    def released(self, request: Request) -> None:
+        """Tell the core that a request ended or was preempted, after its blocks went back."""
+        if self.breaker.open:
+            return
+        try:
+            status = getattr(request.status, "name", str(request.status))
+            finish = _FINISH.get(status, Finish.ABORT)
+            if finish is Finish.PREEMPTED:
+                cached = self._cached.get(request.request_id)
+            else:
+                cached = self._cached.pop(request.request_id, None)
+                self._arrived.discard(request.request_id)
+            self.finishes[finish.value] += 1
+            self.core.finish(
+                FinishFacts(
+                    request_id=request.request_id,
+                    finish=finish,
+                    output_tokens=request.num_output_tokens,
+                    cached_tokens=cached,
+                ),
+                now=self._clock(),
+            )
+        except Exception as error:
+            self.breaker.trip("finish", error)
+
+    def event(self, event: SessionEvent, *, tenant: str = "") -> None:
+        """Tell the core of a side-channel event."""
+        if self.breaker.open:
+            return
+        try:
+            self.core.event(event, tenant=tenant, now=self._clock())
+            self.events["accepted"] += 1
+        except Exception as error:
+            self.breaker.trip("event", error)
+
+    def forget(self) -> None:
+        """The engine dropped everything it had cached."""
+        self.queue.forget()
+
+    def state(self) -> dict[str, object]:
+        """Return counters and condition as plain values; cumulative since the start."""
+        counts = self.queue.counts
+        return {
+            "mode": self.mode,
+            "breaker": {
+                "open": self.breaker.open,
+                "faults": self.breaker.faults,
+                "reason": self.breaker.reason,
+            },
+            "blocks": {"total": len(self._pool.blocks), "free": self.queue.num_free_blocks},
+            "evictions": {
+                "pops": counts.pops,
+                "popped": counts.popped,
+                "evicted": counts.evicted,
+            },
+            "decision": {
+                "bounds_s": list(DECISION_BUCKETS_S),
+                "buckets": list(counts.decision_buckets),
+                "sum_s": counts.decision_sum_s,
+            },
+            "arrivals": dict(self.arrivals),
+            "finishes": dict(self.finishes),
+            "events": dict(self.events),
+            "live_requests": len(self._arrived),
+        }
+
+    @property
+    def mode(self) -> str:
+        """`stock`: our code is out; `lru`: it follows the engine's order; `scout`: its own."""
+        if self.breaker.open:
+            return "stock"
+        return "scout" if self.core.order.scout else "lru"
+
+    def _own(self, block_ids: Sequence[int], segments: Sequence[Segment], factor: int) -> None:
+        """Give each block the group of the last hash block in it; the last segment has the rest."""
+        owners = self.queue.owners
+        start = 0
+        for segment in segments[:-1]:
+            end = min(segment.end_block // factor, len(block_ids))
+            for block_id in block_ids[start:end]:
+                owners[block_id] = segment.group
+            start = max(start, end)
+        for block_id in block_ids[start:]:
+            owners[block_id] = segments[-1].group
+
+
+def _hints(request: Request) -> Hints | None:
+    """The hints that the middleware put beside the request; vLLM's own session id without any."""
+    sampling = request.sampling_params
+    extra = sampling.extra_args if sampling is not None else None
+    hints = _wire.from_xargs(extra) if extra else None
+    if hints is None and request.session_id:
+        # Not through our middleware: vLLM itself read X-Session-ID or the body's session_id.
+        hints = _wire.decode({_wire.SESSION_ID_HEADER: request.session_id}).hints
+    return hints
+
+
+def _tenant(request: Request) -> str:
+    sampling = request.sampling_params
+    extra = sampling.extra_args if sampling is not None else None
+    tenant = extra.get("scout_tenant") if extra else None
+    return tenant[:64] if isinstance(tenant, str) else ""
+
+
+def _origin(assignment: Assignment) -> str:
+    if assignment.agent is None and assignment.session is None:
+        return "unknown"
+    return "hint" if assignment.from_hint else "fingerprint"

@@ -1,0 +1,30 @@
+"""The one method that API servers may call in an engine's process."""
+
+import json
+
+from scout_sdk import _wire
+from scout_server.vllm.bridge import Bridge
+
+__all__ = ["answer"]
+
+
+def answer(scheduler: object, operation: str, argument: str) -> str:
+    """
+    Answer an API server, as JSON: `state`, or `events` with the side channel's message.
+
+    Runs between two steps of the engine, in the scheduler's thread.
+    """
+    bridge = getattr(scheduler, "scout", None)
+    if not isinstance(bridge, Bridge):
+        problems = getattr(scheduler, "scout_problems", ()) or ("another scheduler runs",)
+        return json.dumps({"mode": "stock", "problems": list(problems)})
+    if operation == "events":
+        tenant, _, body = argument.partition("\n")
+        events, rejected = _wire.decode_events(body.encode())
+        for event in events:
+            bridge.event(event, tenant=tenant)
+        bridge.events["rejected"] += rejected
+        return json.dumps({"accepted": len(events), "rejected": rejected})
+    if operation == "state":
+        return json.dumps(bridge.state())
+    return json.dumps({"error": f"unknown operation {operation[:40]!r}; known: events, state"})
