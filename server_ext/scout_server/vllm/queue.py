@@ -54,7 +54,9 @@ class RetentionQueue:
         self.counts = QueueCounts()
         self.owners = [UNOWNED] * len(blocks)
         """Group of each block by block id; the scheduler sets it before a block comes here."""
+        self._free = [False] * len(blocks)
         for block in stock.get_all_free_blocks():
+            self._free[block.block_id] = True
             order.append(block.block_id, self._group(block))
 
     @property
@@ -72,24 +74,26 @@ class RetentionQueue:
         """Take the next *n* blocks to evict; AssertionError when fewer are free, as in vLLM."""
         if n == 0 or n > self._stock.num_free_blocks or self._breaker.open:
             return self._stock.popleft_n(n)
-        taken: list[Block] = []
         started = time.perf_counter()
         try:
             victims = self._order.pop(n, now=self._clock())
-            for block_id in victims:
-                block = self._blocks[block_id]
-                self._stock.remove(block)  # RuntimeError unless it is free
-                taken.append(block)
-            if len(taken) != n:
-                msg = f"the policy gave {len(taken)} victims for {n}"
+            if len(victims) != n or len(set(victims)) != n:
+                msg = f"the policy named {victims[:8]} and so on where {n} blocks were asked for"
                 raise RuntimeError(msg)
+            for block_id in victims:
+                if block_id < 0 or not self._free[block_id]:
+                    msg = f"the policy named block {block_id}, which is not free"
+                    raise RuntimeError(msg)
+            taken = [self._blocks[block_id] for block_id in victims]
         except Exception as error:
-            self._stock.prepend_n(taken)
             self._breaker.trip("pop", error)
             return self._stock.popleft_n(n)
-        self._count(taken, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
         for block in taken:
+            self._stock.remove(block)
+            self._free[block.block_id] = False
             self.owners[block.block_id] = UNOWNED
+        self._count(taken, seconds)
         return taken
 
     def remove(self, block: Block) -> None:
@@ -97,6 +101,7 @@ class RetentionQueue:
         self._stock.remove(block)
         if not self._breaker.open:
             try:
+                self._free[block.block_id] = False
                 self._order.remove(block.block_id)
             except Exception as error:
                 self._breaker.trip("remove", error)
@@ -111,6 +116,7 @@ class RetentionQueue:
         if not self._breaker.open:
             try:
                 for block in blocks:
+                    self._free[block.block_id] = True
                     self._order.append(block.block_id, self._group(block))
             except Exception as error:
                 self._breaker.trip("append", error)
@@ -121,6 +127,7 @@ class RetentionQueue:
         if not self._breaker.open:
             try:
                 for block in reversed(blocks):
+                    self._free[block.block_id] = True
                     self._order.prepend(block.block_id, self._group(block))
             except Exception as error:
                 self._breaker.trip("prepend", error)
