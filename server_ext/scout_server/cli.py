@@ -36,6 +36,9 @@ class LazyCommand:
 
 
 LAZY: dict[str, LazyCommand] = {
+    "demo": LazyCommand(
+        "scout_server.demo.cli:demo_app", "Run the examples on LRU and on Scout, side by side."
+    ),
     "doctor": LazyCommand(
         "scout_server.doctor:doctor_app", "Say what is installed and what a server understands."
     ),
@@ -101,6 +104,46 @@ app = typer.Typer(
 @app.callback(epilog="Example: scout serve --embedded --port 8000")
 def _root() -> None:
     """Agent-aware LLM serving. Start with [bold]scout demo[/bold]."""
+
+
+@app.command(
+    epilog="Example: scout serve --embedded --port 8000, or: scout serve MODEL --dtype bfloat16",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def serve(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(help="The model for vLLM; anything after it is vLLM's own.")
+    ] = None,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="The engine that needs no GPU, model or torch.")
+    ] = False,
+    scout_off: Annotated[
+        bool, typer.Option("--scout-off", help="The same server with its own LRU.")
+    ] = False,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; embedded: 0 = any.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--config", help="Configuration file; default: SCOUT_CONFIG.")
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting, as section.name=value; see `scout config`."),
+    ] = None,
+) -> None:
+    """Serve a model with vLLM and Scout, or the embedded engine, behind the OpenAI API."""
+    from scout_server.serve import serve_embedded, serve_vllm
+
+    if embedded:
+        if model is not None or ctx.args:
+            fail(f"--embedded takes no model and no arguments of vLLM: {[model, *ctx.args]}")
+        serve_embedded(values or (), file=file, host=host, port=port, scout_off=scout_off)
+    elif model is None:
+        fail("name a model, or say --embedded")
+    else:
+        where = [("--host", host), ("--port", port)]
+        args = [*ctx.args, *(part for flag, v in where if v is not None for part in (flag, str(v)))]
+        serve_vllm(model, args, values or (), file=file, scout_off=scout_off)
 
 
 @app.command(epilog="Example: scout config --file scout.yaml")

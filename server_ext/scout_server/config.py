@@ -19,7 +19,16 @@ import pydantic
 
 from scout_sdk import ConfigError
 
-__all__ = ["CONFIG_VARIABLE", "SECTIONS", "FieldInfo", "Section", "Settings", "describe", "load"]
+__all__ = [
+    "CONFIG_VARIABLE",
+    "SECTIONS",
+    "FieldInfo",
+    "Section",
+    "Settings",
+    "describe",
+    "load",
+    "merge",
+]
 
 CONFIG_VARIABLE = "SCOUT_CONFIG"
 """Environment variable that names the configuration file."""
@@ -92,7 +101,7 @@ def load(
     else YAML. ConfigError lists everything that is wrong, with the allowed values.
     """
     name = path or os.environ.get(CONFIG_VARIABLE)
-    merged = _merge(_read(Path(name)) if name else {}, values or {})
+    merged = merge(_read(Path(name)) if name else {}, values or {})
     kinds = {section.name: section.load() for section in SECTIONS}
     try:
         text = json.dumps(merged)
@@ -171,12 +180,13 @@ def _read(path: Path) -> dict[str, object]:
     return {str(key): value for key, value in parsed.items()}
 
 
-def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+def merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """Return *below* with what *above* sets, key by key at every depth."""
     merged = dict(below)
     for key, value in above.items():
         lower = merged.get(key)
         if isinstance(value, Mapping):
-            merged[key] = _merge(lower if isinstance(lower, Mapping) else {}, value)
+            merged[key] = merge(lower if isinstance(lower, Mapping) else {}, value)
         else:
             merged[key] = value
     return merged
