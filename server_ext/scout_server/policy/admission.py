@@ -1,0 +1,328 @@
+"""Which sessions get KV room now, and on which node: one decision over the whole pool."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+
+from scout_server.policy.discretise import discretise
+from scout_server.policy.placement import Candidate, Evaluator, Placement, Planner, Room
+
+__all__ = ["AdmissionSettings", "Plan", "decide"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSettings:
+    """Settings of the admission decision."""
+
+    quantum_tokens: Annotated[int, Ge(1)] = 1024
+    """Room is planned in pieces of this size; the loss from rounding is in every plan."""
+    max_hold_s: Annotated[float, Gt(0)] = 60.0
+    """
+    A request held longer goes to the front, oldest first, and a node is kept free for it.
+
+    It then waits for the longest turn that runs on that node, so the r-th such request on n nodes
+    is admitted within max_hold_s + ceil(r / n) * longest turn, whatever its size.
+    """
+    max_pool: Annotated[int, Ge(1)] = 256
+    """Sessions that enter one decision; the oldest requests first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What was decided. Keys that are in none of the lists were not part of it."""
+
+    placements: tuple[Placement, ...]
+    """Requests that get room now."""
+    kept: tuple[Placement, ...]
+    """Sessions in a gap that keep their room; the others lose it softly."""
+    deferred: tuple[str, ...]
+    """Requests that wait on, in order of arrival."""
+    reserved: Mapping[str, str] = field(default_factory=dict)
+    """Request -> node that admits nobody else until the request fits."""
+    objective: tuple[int, ...] = ()
+    """Sums of the evaluator's integers over placements and kept rooms."""
+    exact: bool
+    method: str
+    states: int
+    rounding_tokens: int
+    """Room that rounding to whole quanta hid from the planner."""
+
+
+@dataclass(slots=True)
+class _Left:
+    """Room left on one node, in tokens, while a plan is put together."""
+
+    room: Room
+    tokens: int
+    slots: int
+    prefixes: set[str]
+
+    def size(self, candidate: Candidate) -> int:
+        """Return the tokens *candidate* would take here."""
+        if candidate.prefix is None or candidate.prefix in self.prefixes:
+            return candidate.footprint
+        return candidate.footprint + candidate.prefix_tokens
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether there is room; a session larger than the node may have it alone."""
+        if candidate.nodes is not None and self.room.node not in candidate.nodes:
+            return False
+        if candidate.waiting and self.slots < 1:
+            return False
+        capacity = max(self.room.capacity, self.room.tokens)
+        return 0 < min(self.size(candidate), capacity) <= self.tokens
+
+    def take(self, candidate: Candidate) -> None:
+        """Place *candidate* here."""
+        self.tokens -= min(self.size(candidate), max(self.room.capacity, self.room.tokens))
+        self.slots -= int(candidate.waiting)
+        if candidate.prefix is not None:
+            self.prefixes.add(candidate.prefix)
+
+
+def decide(
+    candidates: Sequence[Candidate],
+    rooms: Sequence[Room],
+    *,
+    evaluator: Evaluator,
+    planner: Planner,
+    settings: AdmissionSettings | None = None,
+    reserved: Mapping[str, str] | None = None,
+    now: float,
+) -> Plan:
+    """
+    Return who gets room on which node. Equal inputs, in any order, give equal plans.
+
+    First the requests that were held too long; then the planner's optimum; then whatever still
+    fits in real tokens, so that no node idles while a request waits that would fit. Placements of
+    equal worth are spread over the nodes.
+    """
+    settings = settings or AdmissionSettings()
+    nodes = sorted(rooms, key=lambda r: r.node)
+    pool = sorted(candidates, key=lambda c: (not c.waiting, c.arrived, c.key))[: settings.max_pool]
+    left = {r.node: _Left(r, r.tokens, r.slots, set(r.prefixes)) for r in nodes}
+    chosen: dict[str, str] = {}
+    held = [c for c in pool if c.waiting and now - c.arrived >= settings.max_hold_s]
+    kept_free = _place_held(held, left, chosen, evaluator, reserved or {})
+    open_nodes = [n.node for n in nodes if n.node not in kept_free.values()]
+    rest = [c for c in pool if c.key not in chosen and c.key not in kept_free]
+    problem, hidden = discretise(
+        rest,
+        [
+            Room(
+                node=name,
+                tokens=left[name].tokens,
+                slots=left[name].slots,
+                prefixes=frozenset(left[name].prefixes),
+                capacity=left[name].room.capacity,
+            )
+            for name in open_nodes
+        ],
+        evaluator,
+        quantum=settings.quantum_tokens,
+    )
+    solution = planner.solve(problem)
+    planned = {c.key: open_nodes[i] for c, i in zip(rest, solution.nodes, strict=True) if i >= 0}
+    _spread(rest, planned, left, open_nodes, evaluator)
+    chosen.update(planned)
+    _top_up(rest, chosen, left, open_nodes, evaluator)
+    _fill_idle(rest, chosen, left, open_nodes, evaluator)
+    return _plan(
+        pool, chosen, kept_free, evaluator, solution.exact, solution.method, solution.states, hidden
+    )
+
+
+def _plan(
+    pool: Sequence[Candidate],
+    chosen: Mapping[str, str],
+    reserved: Mapping[str, str],
+    evaluator: Evaluator,
+    exact: bool,
+    method: str,
+    states: int,
+    hidden: int,
+) -> Plan:
+    placements: list[Placement] = []
+    kept: list[Placement] = []
+    deferred: list[str] = []
+    sums: list[tuple[int, ...]] = []
+    for candidate in pool:
+        node = chosen.get(candidate.key)
+        if node is None:
+            if candidate.waiting:
+                deferred.append(candidate.key)
+            continue
+        sums.append(evaluator.values(candidate, node))
+        placement = Placement(
+            key=candidate.key,
+            session=candidate.session,
+            node=node,
+            credit=candidate.credits.get(node, 0),
+        )
+        (placements if candidate.waiting else kept).append(placement)
+    return Plan(
+        placements=tuple(placements),
+        kept=tuple(kept),
+        deferred=tuple(deferred),
+        reserved=dict(reserved),
+        objective=tuple(sum(parts) for parts in zip(*sums, strict=True)),
+        exact=exact,
+        method=method,
+        states=states,
+        rounding_tokens=hidden,
+    )
+
+
+def _place_held(
+    held: Sequence[Candidate],
+    left: Mapping[str, _Left],
+    chosen: dict[str, str],
+    evaluator: Evaluator,
+    reserved: Mapping[str, str],
+) -> dict[str, str]:
+    """Place requests held too long, oldest first; return the node kept free for those that wait."""
+    kept_free: dict[str, str] = {}
+    for candidate in held:
+        # A node kept free stays so for its own request until that one fits somewhere.
+        others = set(kept_free.values()) | {
+            n for k, n in reserved.items() if k != candidate.key and _waits(k, held, chosen)
+        }
+        fitting = [n for n in left if n not in others and left[n].fits(candidate)]
+        if fitting:
+            node = _best(candidate, fitting, left, evaluator)
+            left[node].take(candidate)
+            chosen[candidate.key] = node
+            continue
+        allowed = [
+            n for n in left if n not in others and (candidate.nodes is None or n in candidate.nodes)
+        ]
+        if not allowed:
+            continue
+        before = reserved.get(candidate.key)
+        if before in allowed and before is not None:
+            kept_free[candidate.key] = before
+        else:
+            kept_free[candidate.key] = max(
+                allowed, key=lambda n: (left[n].room.capacity, left[n].tokens, n)
+            )
+    return kept_free
+
+
+def _waits(key: str, held: Sequence[Candidate], chosen: Mapping[str, str]) -> bool:
+    return key not in chosen and any(c.key == key for c in held)
+
+
+def _best(
+    candidate: Candidate, names: Sequence[str], left: Mapping[str, _Left], evaluator: Evaluator
+) -> str:
+    """Return the most valuable node, the emptiest of equals, the first of those."""
+    return min(
+        names,
+        key=lambda n: (
+            tuple(-v for v in evaluator.values(candidate, n)),
+            -left[n].tokens,
+            -left[n].slots,
+            n,
+        ),
+    )
+
+
+def _spread(
+    rest: Sequence[Candidate],
+    planned: dict[str, str],
+    left: Mapping[str, _Left],
+    names: Sequence[str],
+    evaluator: Evaluator,
+) -> None:
+    """Take room for the plan; sessions worth the same elsewhere go where most room is left."""
+    placed = [c for c in rest if c.key in planned]
+    worth = {c.key: [evaluator.values(c, n) for n in names] for c in placed}
+    free = [
+        c
+        for c in placed
+        if sum(v == worth[c.key][names.index(planned[c.key])] for v in worth[c.key]) > 1
+    ]
+    tied = {c.key for c in free}
+    for candidate in placed:
+        if candidate.key not in tied:
+            left[planned[candidate.key]].take(candidate)
+    saved = {n: (left[n].tokens, left[n].slots, set(left[n].prefixes)) for n in names}
+    spread: dict[str, str] = {}
+    for candidate in sorted(free, key=lambda c: (-c.footprint, c.arrived, c.key)):
+        value = worth[candidate.key][names.index(planned[candidate.key])]
+        equal = [
+            n
+            for n, v in zip(names, worth[candidate.key], strict=True)
+            if v == value and left[n].fits(candidate)
+        ]
+        if not equal:
+            break
+        node = min(
+            equal, key=lambda n: (left[n].size(candidate), -left[n].tokens, -left[n].slots, n)
+        )
+        left[node].take(candidate)
+        spread[candidate.key] = node
+    if len(spread) == len(free):
+        planned.update(spread)
+        return
+    for n, (tokens, slots, prefixes) in saved.items():  # no equal packing found: keep the plan's
+        left[n].tokens, left[n].slots, left[n].prefixes = tokens, slots, prefixes
+    for candidate in free:
+        left[planned[candidate.key]].take(candidate)
+
+
+def _top_up(
+    rest: Sequence[Candidate],
+    chosen: dict[str, str],
+    left: Mapping[str, _Left],
+    names: Sequence[str],
+    evaluator: Evaluator,
+) -> None:
+    """Place what fits in the tokens that rounding hid or the planner left, best value first."""
+    most = max((left[n].tokens for n in names), default=0)
+    waiting = [c for c in rest if c.key not in chosen and c.footprint <= most]
+    ranked = sorted(
+        waiting,
+        key=lambda c: (
+            not c.waiting,
+            tuple(-v for v in max(evaluator.values(c, n) for n in names)),
+            c.arrived,
+            c.key,
+        ),
+    )
+    for candidate in ranked:
+        fitting = [n for n in names if left[n].fits(candidate)]
+        if fitting:
+            node = _best(candidate, fitting, left, evaluator)
+            left[node].take(candidate)
+            chosen[candidate.key] = node
+
+
+def _fill_idle(
+    rest: Sequence[Candidate],
+    chosen: dict[str, str],
+    left: Mapping[str, _Left],
+    names: Sequence[str],
+    evaluator: Evaluator,
+) -> None:
+    """Give an idle node to a request that waits, at the price of rooms kept for gaps there."""
+    waiting = [c for c in rest if c.waiting and c.key not in chosen]
+    if not waiting:
+        return
+    soft = {c.key for c in rest if not c.waiting}
+    busy = {node for key, node in chosen.items() if key not in soft}
+    for name in names:
+        node = left[name]
+        if name in busy or node.room.running or not waiting:
+            continue
+        for candidate in [c for c in rest if not c.waiting and chosen.get(c.key) == name]:
+            del chosen[candidate.key]
+        node.tokens = node.room.tokens
+        node.prefixes = set(node.room.prefixes)
+        for candidate in list(waiting):
+            if node.fits(candidate):
+                node.take(candidate)
+                chosen[candidate.key] = name
+                waiting.remove(candidate)
