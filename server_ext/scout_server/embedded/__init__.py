@@ -1,1 +1,1 @@
-"""The replica model in real time behind an OpenAI-compatible API: no GPU, no torch."""
+"""The replica in real time behind an OpenAI-compatible API: an engine without GPU or torch."""

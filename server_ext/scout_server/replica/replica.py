@@ -1,7 +1,7 @@
 """One engine replica: pool, batch scheduler, policy core and latency model on a given clock."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scout_sdk._errors import ScoutError
@@ -126,6 +126,11 @@ class Replica:
     def unfinished(self) -> int:
         """Number of requests that have not ended."""
         return len(self._requests)
+
+    @property
+    def requests(self) -> Iterable[Request]:
+        """Requests that have not ended, in order of submission."""
+        return self._requests.values()
 
     @property
     def idle(self) -> bool:
