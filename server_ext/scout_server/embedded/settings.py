@@ -40,8 +40,8 @@ class EmbeddedSettings:
     """Seconds that a step costs whatever is in it."""
     decode_s_per_sequence: Annotated[float, Ge(0)] = 0.0001
     """Seconds that each decoding request adds to a step."""
-    decode_s_per_kv_token: Annotated[float, Ge(0)] = 1e-7
-    """Seconds that each token of a decoding request's context adds to a step."""
+    decode_us_per_kv_token: Annotated[float, Ge(0)] = 0.1
+    """Microseconds that each token of a decoding request's context adds to a step."""
     reply_tokens: Annotated[int, Ge(1), Le(1 << 20)] = 48
     """Length of a reply that no directive and no schema asks for."""
     max_body_bytes: Annotated[int, Ge(1024)] = 16 << 20
@@ -65,7 +65,7 @@ class EmbeddedSettings:
             step_s_fixed=self.step_s,
             prefill_s_per_token=1.0 / self.prefill_tokens_per_s,
             decode_s_per_sequence=self.decode_s_per_sequence,
-            decode_s_per_kv_token=self.decode_s_per_kv_token,
+            decode_s_per_kv_token=self.decode_us_per_kv_token * 1e-6,
         )
 
     def limit_tokens(self) -> int:
