@@ -1,0 +1,422 @@
+"""The event loop: programs, tools, router and replicas on one simulated clock."""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from annotated_types import Ge, Interval
+
+from scout_sdk._errors import ScoutError
+from scout_sdk._hints import HUMAN, Hints, SessionEvent, ToolEvent, ToolState
+from scout_server.policy import Finish
+from scout_server.replica import Replica, Request, RequestTooLargeError
+from scout_server.sim.oracle import Future
+from scout_server.sim.programs import ProgramRun
+from scout_server.sim.prompts import PromptHasher, next_of_session
+from scout_server.sim.record import CellStats, Span
+from scout_server.sim.routing import Router
+from scout_server.sim.tiers import Tiers, Transfer
+from scout_server.sim.tools import ToolSource
+from scout_server.sim.traces.records import Program
+from scout_server.sim.views import TurnView
+
+__all__ = ["ArrivalSettings", "Cell", "HintSettings", "Sent", "StuckError"]
+
+
+class StuckError(ScoutError, RuntimeError):
+    """Programs are left that no event can help: a bug, or a hook that refuses for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintSettings:
+    """What the simulated clients say."""
+
+    identity: bool = True
+    """Session, agent and turn."""
+    tools: bool = True
+    """Start and end of tools, with the announced duration where the trace has one."""
+    final: bool = True
+    """The end of a session."""
+    share: Annotated[float, Interval(ge=0, le=1)] = 1.0
+    """Share of the programs that send hints at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalSettings:
+    """When programs arrive."""
+
+    concurrency: Annotated[int, Ge(0)] = 0
+    """Programs under way at once (closed loop); 0: as the trace or workload says."""
+    speedup: Annotated[float, Ge(0.001)] = 1.0
+    """Arrival times are divided by it; gaps are not."""
+
+
+# Kinds of events, in the order in which they happen at one instant.
+_FETCHED, _RELEASE, _ARRIVAL, _SAMPLE = range(4)
+
+
+class Sent:
+    """One turn at a replica: what the cell remembers with the request."""
+
+    __slots__ = ("index", "outstanding", "released_at", "replica", "run", "view")
+
+    def __init__(
+        self, run: ProgramRun, index: int, replica: int, view: TurnView, released_at: float
+    ) -> None:
+        self.run = run
+        self.index = index
+        self.replica = replica
+        self.view = view
+        self.released_at = released_at
+        self.outstanding = 0
+
+    @property
+    def attained_tokens(self) -> int:
+        """Tokens computed for its program so far."""
+        run = self.run
+        return run.attained_tokens + sum(r.attained_tokens for r in run.active.values())
+
+
+class _View:
+    """A replica as the router sees it."""
+
+    __slots__ = ("_replica", "index", "outstanding_tokens")
+
+    def __init__(self, index: int, replica: Replica) -> None:
+        self.index = index
+        self._replica = replica
+        self.outstanding_tokens = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._replica.waiting_count
+
+    @property
+    def running(self) -> int:
+        return len(self._replica.running)
+
+    @property
+    def used_fraction(self) -> float:
+        return self._replica.pool.usage
+
+    def cached_blocks(self, hashes: Sequence[int]) -> int:
+        return len(self._replica.pool.lookup(hashes, len(hashes)))
+
+
+class Cell:
+    """
+    Runs programs over replicas until all are done.
+
+    Event key: (time, kind, sequence); at one instant steps end first, then transfers, releases,
+    arrivals. One instance runs once.
+    """
+
+    def __init__(
+        self,
+        programs: Iterable[Program],
+        replicas: Sequence[Replica],
+        *,
+        hasher: PromptHasher,
+        router: Router,
+        tools: ToolSource,
+        arrivals: ArrivalSettings | None = None,
+        hints: HintSettings | None = None,
+        tiers: Tiers | None = None,
+        future: Future | None = None,
+        timeline: int = 0,
+        sample_s: float = 0.0,
+        on_finish: Callable[[Sent, Request, float], None] | None = None,
+    ) -> None:
+        self._programs: Iterator[Program] = iter(programs)
+        self._replicas = replicas
+        self._views = [_View(index, replica) for index, replica in enumerate(replicas)]
+        self._hasher = hasher
+        self._router = router
+        self._tools = tools
+        self._arrivals = arrivals or ArrivalSettings()
+        self._hints = hints or HintSettings()
+        self._tiers = tiers
+        self._future = future
+        self._on_finish = on_finish
+        self._sample_s = sample_s
+        self.stats = CellStats(timeline)
+        self.now = 0.0
+        self.live = 0
+        """Programs under way."""
+        self.most_live = 0
+        self.rejected = 0
+        """Programs given up because one turn can never fit into a replica."""
+        self._heap: list[tuple[float, int, int, object]] = []
+        self._sequence = 0
+        self._number = 0
+        self._exhausted = False
+
+    def run(self) -> None:
+        """Simulate until every program has ended; StuckError if some cannot."""
+        replicas, heap = self._replicas, self._heap
+        first = max(self._arrivals.concurrency, 1)
+        for _ in range(first):
+            self._next_arrival()
+        if self._sample_s:
+            self._push(0.0, _SAMPLE, None)
+        single = replicas[0] if len(replicas) == 1 else None
+        while True:
+            due = heap[0][0] if heap else math.inf
+            if single is not None:
+                chosen, at = single, single.next_event_time()
+            else:
+                chosen, at = replicas[0], replicas[0].next_event_time()
+                for replica in replicas[1:]:
+                    other = replica.next_event_time()
+                    if other < at:
+                        chosen, at = replica, other
+            if at <= due and at < math.inf:
+                result = chosen.step(at)
+                self.stats.events += 1
+                if result.finished:
+                    self.now = result.time
+                    for request in list(result.finished):
+                        self._finished(request, result.time)
+                continue
+            if not heap:
+                break
+            if not self.live and self._only_samples():
+                break
+            time, kind, _, what = heapq.heappop(heap)
+            self.now = time
+            self.stats.events += 1
+            if kind == _RELEASE:
+                run, index = cast(tuple[ProgramRun, int], what)
+                run.end_gap()
+                if not run.stopped:
+                    self._release(run, index, time)
+            elif kind == _ARRIVAL:
+                self._arrive(cast(Program, what), time)
+            elif kind == _FETCHED:
+                self._fetched(*cast(tuple[Request, Sent, Transfer], what), time)
+            else:
+                self._sample(time)
+        if self.live:
+            waiting = sum(replica.unfinished for replica in replicas)
+            msg = f"{self.live} programs are stuck at {self.now:.3f} s; {waiting} requests wait"
+            raise StuckError(msg)
+
+    def _only_samples(self) -> bool:
+        return self._exhausted and all(entry[1] == _SAMPLE for entry in self._heap)
+
+    def _push(self, time: float, kind: int, what: object) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (time, kind, self._sequence, what))
+
+    def _next_arrival(self) -> None:
+        program = next(self._programs, None)
+        if program is None:
+            self._exhausted = True
+            return
+        closed = self._arrivals.concurrency > 0
+        at = self.now if closed else max(program.arrival_s / self._arrivals.speedup, self.now)
+        self._push(at, _ARRIVAL, program)
+
+    def _arrive(self, program: Program, now: float) -> None:
+        run = ProgramRun(program, self._number, now)
+        self._number += 1
+        self.live += 1
+        self.most_live = max(self.most_live, self.live)
+        if not self._arrivals.concurrency:
+            self._next_arrival()
+        for index in list(run.roots()):
+            self._begin_gap(run, index, now)
+
+    def _begin_gap(self, run: ProgramRun, index: int, now: float) -> None:
+        gap = self._tools.gap_s(run.program, index)
+        run.begin_gap()
+        turn = run.program.turns[index]
+        self.stats.tool_s += gap
+        if gap > 0.0 and run.number < self.stats.timeline:
+            self.stats.spans.append(Span(run.program.program, turn.session, "tool", now, now + gap))
+        if self._hints.tools and turn.tool is not None and self._says(run) and gap > 0.0:
+            self._tell(run, index, ToolState.STARTED, turn.tool_expected_s, now)
+        if self._future is not None:
+            self._future.tell(run.session(index), now + gap)
+        self._push(now + gap, _RELEASE, (run, index))
+
+    def _says(self, run: ProgramRun) -> bool:
+        if not self._hints.identity or not self._hints.share:
+            return False
+        # A multiplicative hash spreads the hinted programs evenly.
+        return (run.number * 2654435761 % 4096) < self._hints.share * 4096
+
+    def _tell(
+        self, run: ProgramRun, index: int, state: ToolState, left: float | None, now: float
+    ) -> None:
+        turn = run.program.turns[index]
+        session = run.session(turn.parents[0] if turn.parents else index)
+        home = run.home.get(session)
+        if home is None:
+            return
+        event = SessionEvent(
+            session=session,
+            agent=turn.agent,
+            tool=ToolEvent(name=turn.tool or HUMAN, state=state, remaining_s=left),
+        )
+        self._replicas[home].event(event, now, tenant=run.program.tenant)
+
+    def _release(self, run: ProgramRun, index: int, now: float) -> None:
+        program = run.program
+        turn = program.turns[index]
+        session = run.session(index)
+        hashes = self._hasher.hashes(run.number, turn, next_of_session(program, index))
+        bt = self._replicas[0].settings.block_tokens
+        view = TurnView(
+            program=program.program,
+            session=session,
+            agent=turn.agent,
+            turn=run.count_turn(index),
+            prompt_tokens=turn.input_tokens,
+            prompt_hashes=hashes[: turn.input_tokens // bt],
+            program_arrival=run.arrived_at,
+            attained_tokens=run.attained_tokens,
+            tool=turn.tool,
+            tenant=program.tenant,
+        )
+        home = run.home.get(session)
+        route = self._router.route(view, home, self._views)
+        if home is not None and home != route.replica:
+            self.stats.moves += 1
+        run.home[session] = route.replica
+        sent = Sent(run, index, route.replica, view, now)
+        request = self._request(run, index, hashes, sent)
+        if self._tiers is not None:
+            if route.migrate_from is not None:
+                moving = self._tiers.migrate(route.migrate_from, route.replica, hashes, now)
+                self.stats.migrated_tokens += len(moving.hashes) * bt if moving else 0
+            else:
+                moving = self._tiers.fetch(route.replica, view.prompt_hashes, now)
+            if moving is not None:
+                run.paused += 1
+                self._push(moving.ready_at, _FETCHED, (request, sent, moving))
+                return
+        self._submit(request, sent, now)
+
+    def _fetched(self, request: Request, sent: Sent, transfer: Transfer, now: float) -> None:
+        sent.run.paused -= 1
+        assert self._tiers is not None
+        if self._submit(request, sent, now):
+            self._tiers.arrive(sent.replica, request, transfer, now)
+
+    def _request(self, run: ProgramRun, index: int, hashes: Sequence[int], sent: Sent) -> Request:
+        program = run.program
+        turn = program.turns[index]
+        tools: tuple[tuple[str, float | None], ...] = ()
+        for child in run.children(index):
+            name = program.turns[child].tool
+            if name is not None and name != HUMAN:
+                tools += ((name, program.turns[child].tool_expected_s),)
+        calls = turn.calls_tool if turn.calls_tool is not None else bool(tools)
+        hints = None
+        if self._says(run):
+            events: tuple[ToolEvent, ...] = ()
+            if self._hints.tools and turn.tool is not None and turn.parents:
+                events = (ToolEvent(name=turn.tool, state=ToolState.ENDED),)
+            hints = Hints(
+                session=sent.view.session,
+                agent=turn.agent,
+                turn=sent.view.turn,
+                parent=program.program if turn.session else None,
+                tools=events,
+            )
+        return Request(
+            f"{program.program}.{index}",
+            prompt_tokens=turn.input_tokens,
+            output_tokens=max(turn.output_tokens, 1),
+            hashes=hashes,
+            hints=hints,
+            tenant=program.tenant,
+            finish=Finish.TOOL_CALLS if calls else Finish.STOP,
+            tools=tools,
+            program=program.program,
+            agent=turn.agent,
+            payload=sent,
+        )
+
+    def _submit(self, request: Request, sent: Sent, now: float) -> bool:
+        try:
+            self._replicas[sent.replica].submit(request, now)
+        except RequestTooLargeError:
+            self._give_up(sent.run, now)
+            return False
+        sent.run.send(sent.index, request)
+        sent.outstanding = request.prompt_tokens
+        self._views[sent.replica].outstanding_tokens += sent.outstanding
+        return True
+
+    def _give_up(self, run: ProgramRun, now: float) -> None:
+        """End a program whose turn can never fit: the context is too long for the pool."""
+        if not run.stopped:
+            run.stopped = True
+            self.rejected += 1
+            self.live -= 1
+            if self._arrivals.concurrency:
+                self._next_arrival()
+
+    def _finished(self, request: Request, now: float) -> None:
+        sent = request.payload
+        assert isinstance(sent, Sent)
+        run = sent.run
+        self._views[sent.replica].outstanding_tokens -= sent.outstanding
+        self._count(request, sent, now)
+        due = run.finish(sent.index, now)
+        if self._on_finish is not None:
+            self._on_finish(sent, request, now)
+        if run.stopped:
+            return
+        for index in due:
+            self._begin_gap(run, index, now)
+        if not run.left:
+            self._end(run, now)
+
+    def _count(self, request: Request, sent: Sent, now: float) -> None:
+        stats = self.stats
+        released = sent.released_at
+        scheduled, first = request.first_scheduled_at, request.first_token_at
+        assert scheduled is not None
+        assert first is not None
+        stats.turns += 1
+        stats.ttft.add(first - released)
+        stats.turn.add(now - released)
+        stats.queue.add(scheduled - released)
+        if request.output_tokens > 1:
+            stats.tpot.add((now - first) / (request.output_tokens - 1))
+        if sent.run.number < stats.timeline:
+            name, lane = sent.view.program, sent.run.program.turns[sent.index].session
+            if request.arrival > released:
+                stats.spans.append(Span(name, lane, "paused", released, request.arrival))
+            stats.spans.append(Span(name, lane, "queued", request.arrival, scheduled))
+            stats.spans.append(Span(name, lane, "prefill", scheduled, first))
+            stats.spans.append(Span(name, lane, "decode", first, now))
+
+    def _end(self, run: ProgramRun, now: float) -> None:
+        self.live -= 1
+        stats = self.stats
+        stats.programs += 1
+        if run.program.aborted:
+            stats.aborted += 1
+        else:
+            stats.jct.add(now - run.arrived_at)
+        if self._future is not None:
+            for session in run.home:
+                self._future.forget(session)
+        if self._hints.final and self._says(run) and not run.program.aborted:
+            for session, home in run.home.items():
+                event = SessionEvent(session=session, final=True)
+                self._replicas[home].event(event, now, tenant=run.program.tenant)
+        if self._arrivals.concurrency:
+            self._next_arrival()
+
+    def _sample(self, now: float) -> None:
+        used = sum(replica.pool.usage for replica in self._replicas) / len(self._replicas)
+        tier = self._tiers.filled() if self._tiers is not None else 0.0
+        self.stats.sample(now, used, tier)
+        self._push(now + self._sample_s, _SAMPLE, None)

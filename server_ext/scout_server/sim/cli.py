@@ -1,0 +1,173 @@
+"""`scout sim`: run, compare and sweep simulations of agent programs."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from scout_sdk._errors import ScoutError
+from scout_server.report import command_line, emit
+from scout_server.sim.record import CellRecord
+from scout_server.sim.scenario import Scenario, defaults_yaml, load_document, scenario_of
+from scout_server.sim.sweep import Axis, axes_of, combine, split_axes
+from scout_server.sim.sweep import sweep as run_sweep
+
+__all__ = ["sim_app"]
+
+sim_app = typer.Typer(
+    no_args_is_help=True,
+    help="Simulate agent programs: which policy, on which hardware, and would Scout help.",
+)
+
+Config = Annotated[Path | None, typer.Argument(help="Scenario (YAML or JSON); none: the defaults.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="Override, such as residency.policy=lru; repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the records as JSON lines.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0: one per core.")]
+
+
+def _fail(error: Exception) -> typer.Exit:
+    Console(stderr=True).print(f"scout: {error}", style="red", markup=False, highlight=False)
+    return typer.Exit(1)
+
+
+def _document(config: Path | None, overrides: Sequence[str] | None) -> dict[str, object]:
+    document = load_document(config) if config is not None else {}
+    for text in overrides or ():
+        place, sign, value = text.partition("=")
+        if not sign:
+            raise typer.BadParameter(f"{text!r} is not of the form section.setting=value")
+        document = combine(document, place, yaml.safe_load(value))
+    return document
+
+
+def _table(records: Sequence[CellRecord]) -> Table:
+    table = Table(title="simulated", title_justify="left", padding=(0, 0), pad_edge=False)
+    table.add_column("run")
+    columns: tuple[tuple[str, Callable[[CellRecord], str]], ...] = (
+        ("programs", lambda r: f"{r.programs}"),
+        ("JCT s", lambda r: f"{r.jct_s.mean:.2f}"),
+        ("p50", lambda r: f"{r.jct_s.p50:.2f}"),
+        ("p99", lambda r: f"{r.jct_s.p99:.1f}"),
+        ("TTFT s", lambda r: f"{r.ttft_s.mean:.3f}"),
+        ("p99", lambda r: f"{r.ttft_s.p99:.2f}"),
+        ("hits", lambda r: f"{r.hit_rate:.3f}"),
+        ("tok/s", lambda r: f"{r.tokens_per_s:.0f}"),
+        ("busy", lambda r: f"{r.busy_fraction:.2f}"),
+        ("preempt", lambda r: f"{r.preemptions}"),
+    )
+    for name, _ in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        table.add_row(record.label, *(value(record) for _, value in columns))
+    return table
+
+
+def _report(records: Sequence[CellRecord], *, seed: int, as_json: bool, out: Path | None) -> None:
+    if out is not None:
+        out.write_text("".join(record.to_json() + "\n" for record in records), "utf-8")
+    console = Console()
+    if as_json:
+        emit(
+            console, command_line(), seed, {"runs": [json.loads(r.to_json()) for r in records]},
+            (), json_output=True,
+        )  # fmt: skip
+        return
+    emit(console, command_line(), seed, {})
+    console.print(_table(records))
+    for record in records:
+        if record.rejected:
+            console.print(
+                f"{record.label}: {record.rejected} programs were given up: a turn is larger than"
+                f" the pool of {record.kv_blocks} blocks"
+            )
+
+
+@sim_app.command("config")
+def config_command() -> None:
+    """Print every setting with its default, as YAML."""
+    typer.echo(defaults_yaml(), nl=False)
+
+
+@sim_app.command("run")
+def run_command(
+    config: Config = None,
+    overrides: Set = None,
+    out: Out = None,
+    json_output: Json = False,
+) -> None:
+    """Simulate one scenario, under LRU and under its own policy."""
+    try:
+        document, _ = split_axes(_document(config, overrides))
+        scenario = scenario_of(document)
+        chosen = scenario.residency.policy
+        policies = ["lru"] if chosen == "lru" else ["lru", chosen]
+        axes = [Axis("residency.policy", tuple(policies))]
+        records = run_sweep(document, axes, jobs=1, console=Console(stderr=True))
+    except ScoutError as error:
+        raise _fail(error) from error
+    _report(records, seed=scenario.seed, as_json=json_output, out=out)
+
+
+def _sweep(
+    document: dict[str, object], axes: Sequence[Axis], *, jobs: int, resume: Path | None
+) -> tuple[Scenario, list[CellRecord]]:
+    scenario = scenario_of(document)
+    records = run_sweep(document, axes, jobs=jobs, console=Console(stderr=True), resume=resume)
+    return scenario, records
+
+
+@sim_app.command("compare")
+def compare_command(
+    config: Config = None,
+    overrides: Set = None,
+    policies: Annotated[
+        str, typer.Option(help="Residency policies, comma separated.")
+    ] = "lru,static-ttl,adaptive-ttl,min-waste,keep,scout,oracle-gap",
+    out: Out = None,
+    jobs: Jobs = 0,
+    json_output: Json = False,
+) -> None:
+    """Simulate one scenario under several residency policies."""
+    try:
+        document, axes = split_axes(_document(config, overrides))
+        axes = [a for a in axes if a.place != "residency.policy"]
+        axes.append(Axis("residency.policy", tuple(p.strip() for p in policies.split(","))))
+        scenario, records = _sweep(document, axes, jobs=jobs, resume=None)
+    except ScoutError as error:
+        raise _fail(error) from error
+    _report(records, seed=scenario.seed, as_json=json_output, out=out)
+
+
+@sim_app.command("sweep")
+def sweep_command(
+    config: Config = None,
+    overrides: Set = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option("--axis", "-a", help="Values, such as cell.replicas=1,2,4; repeatable."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="File of finished runs: read at the start, extended after each run."),
+    ] = None,
+    out: Out = None,
+    jobs: Jobs = 0,
+    json_output: Json = False,
+) -> None:
+    """Simulate every combination of the axes (`sweep:` in the file, or --axis)."""
+    try:
+        document, axes = split_axes(_document(config, overrides))
+        axes = [*axes, *axes_of(axis or ())]
+        scenario, records = _sweep(document, axes, jobs=jobs, resume=resume)
+    except ScoutError as error:
+        raise _fail(error) from error
+    _report(records, seed=scenario.seed, as_json=json_output, out=out)

@@ -1,0 +1,242 @@
+"""Step times from measured layer tables (LLMServingSim's profile format)."""
+
+import csv
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from scout_sdk._errors import ConfigError
+from scout_server.replica.latency import StepBatch
+
+__all__ = ["AttentionTable", "Curve", "TableLatency", "load_llmservingsim"]
+
+_PER_LAYER = ("qkv_proj", "rotary_emb", "o_proj", "gate_up_proj", "act_fn", "down_proj")
+
+
+class Curve:
+    """A measured curve: linear between its points, straight on beyond the last one."""
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(points)
+        if not ordered:
+            msg = "a curve needs at least one point"
+            raise ConfigError(msg)
+        self._x = [x for x, _ in ordered]
+        self._y = [y for _, y in ordered]
+
+    def __call__(self, x: float) -> float:
+        """Return the value at *x*; below the first point, the first value."""
+        xs, ys = self._x, self._y
+        if x <= xs[0] or len(xs) == 1:
+            return ys[0]
+        i = min(bisect_right(xs, x), len(xs) - 1)
+        share = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
+        return ys[i - 1] + share * (ys[i] - ys[i - 1])
+
+
+class AttentionTable:
+    """
+    Attention of one layer over (prefill chunk, its history, decoding sequences, their context).
+
+    A full grid, linear in each axis. The grid's first column may be left out for the axes that
+    mean nothing without the other (history without a chunk, context without sequences).
+    """
+
+    def __init__(self, rows: Iterable[tuple[float, float, float, float, float]]) -> None:
+        self._time: dict[tuple[float, float, float, float], float] = {}
+        for chunk, history, sequences, context, time_us in rows:
+            key = (chunk, history if chunk else 0.0, sequences, context if sequences else 0.0)
+            self._time[key] = time_us
+        if not self._time:
+            msg = "an attention table needs rows"
+            raise ConfigError(msg)
+        self._axes = [sorted({key[axis] for key in self._time}) for axis in range(4)]
+        self._cache: dict[tuple[int, int, int, int], float | None] = {}
+
+    def _corner(self, cell: tuple[int, int, int, int]) -> float | None:
+        if cell in self._cache:
+            return self._cache[cell]
+        chunk, history, sequences, context = (
+            self._axes[axis][index] for axis, index in enumerate(cell)
+        )
+        if not chunk and not sequences:
+            found: float | None = 0.0
+        else:
+            key = (chunk, history if chunk else 0.0, sequences, context if sequences else 0.0)
+            found = self._time.get(key)
+        self._cache[cell] = found
+        return found
+
+    def __call__(self, chunk: float, history: float, sequences: float, context: float) -> float:
+        """Return the microseconds of one layer; corners that were not measured are left out."""
+        places: list[tuple[tuple[int, float], ...]] = []
+        for axis, value in zip(self._axes, (chunk, history, sequences, context), strict=True):
+            if value <= axis[0] or len(axis) == 1:
+                places.append(((0, 1.0),))
+                continue
+            right = min(bisect_right(axis, value), len(axis) - 1)
+            share = (value - axis[right - 1]) / (axis[right] - axis[right - 1])
+            if share == 0.0:
+                places.append(((right - 1, 1.0),))
+            elif share == 1.0:
+                places.append(((right, 1.0),))
+            else:
+                places.append(((right - 1, 1.0 - share), (right, share)))
+        total = weight = 0.0
+        for a, wa in places[0]:
+            for b, wb in places[1]:
+                for c, wc in places[2]:
+                    for d, wd in places[3]:
+                        time_us = self._corner((a, b, c, d))
+                        if time_us is not None:
+                            total += wa * wb * wc * wd * time_us
+                            weight += wa * wb * wc * wd
+        if weight <= 0.0:
+            msg = f"no measured attention near {(chunk, history, sequences, context)}"
+            raise ConfigError(msg)
+        return max(total / weight, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLatency:
+    """
+    Sum of the measured kernels of one step, plus what the kernel sums miss.
+
+    *captured_sizes*: batch sizes with a captured graph; a decode-only step runs at the next one.
+    *skew*: share of the way from the mean to the longest context that decode attention takes when
+    contexts differ (one long sequence holds up its wave).
+    """
+
+    layers: int
+    per_token: Curve
+    """Microseconds of all dense kernels of a step, over its tokens."""
+    attention: AttentionTable
+    per_sequence: Curve
+    """Microseconds of output matrix and sampler, over the sequences that yield a token."""
+    overhead_us: float = 0.0
+    captured_sizes: tuple[int, ...] = ()
+    skew: float = 0.0
+
+    def step_s(self, batch: StepBatch) -> float:
+        """Return the seconds of one step."""
+        decode = batch.decode
+        sequences = len(decode)
+        tokens = sequences
+        work = 0.0
+        outputs = sequences
+        for new, old in batch.prefill:
+            tokens += new
+            work += new * (old + new / 2)
+            outputs += 1
+        if not tokens:
+            return 0.0
+        chunk = tokens - sequences
+        # One chunk with the same work as all chunks together.
+        history = max(work / chunk - chunk / 2, 0.0) if chunk else 0.0
+        context = sum(decode) / sequences if sequences else 0.0
+        attention = self.attention(chunk, history, sequences, context)
+        if self.skew and sequences > 1:
+            longest = self.attention(chunk, history, sequences, max(decode))
+            attention += self.skew * (longest - attention)
+        padded = tokens
+        if self.captured_sizes and tokens <= self.captured_sizes[-1]:
+            padded = self.captured_sizes[
+                min(bisect_right(self.captured_sizes, tokens - 1), len(self.captured_sizes) - 1)
+            ]
+        total = self.per_token(padded) + self.layers * attention + self.per_sequence(outputs)
+        return (total + self.overhead_us) * 1e-6
+
+
+def _rows(path: Path, names: Sequence[str]) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines)
+        missing = [name for name in names if name not in (reader.fieldnames or ())]
+        if missing:
+            msg = f"{path.name}: columns {', '.join(missing)} are missing"
+            raise ConfigError(msg)
+        return [[row[name] for name in names] for row in reader]
+
+
+def _numbers(path: Path, names: Sequence[str]) -> list[tuple[float, ...]]:
+    numbers = []
+    for line, row in enumerate(_rows(path, names), start=2):
+        try:
+            numbers.append(tuple(float(value) for value in row))
+        except ValueError as error:
+            msg = f"{path.name}:{line}: {error}"
+            raise ConfigError(msg) from error
+    return numbers
+
+
+def _curves(path: Path, size: str) -> dict[str, Curve]:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for line, (layer, at, time_us) in enumerate(_rows(path, ("layer", size, "time_us")), start=2):
+        try:
+            points.setdefault(layer, []).append((float(at), float(time_us)))
+        except ValueError as error:
+            msg = f"{path.name}:{line}: {error}"
+            raise ConfigError(msg) from error
+    return {layer: Curve(values) for layer, values in points.items()}
+
+
+def load_llmservingsim(
+    folder: Path,
+    *,
+    layers: int,
+    captured_sizes: tuple[int, ...] = (),
+    skew: float = 0.0,
+    overhead_us: float = 0.0,
+) -> TableLatency:
+    """
+    Load dense.csv, attention.csv, per_sequence.csv of *folder*; ConfigError names what is wrong.
+
+    *layers*: the model's; the tables hold the kernels of one.
+    """
+    wanted = ("dense.csv", "attention.csv", "per_sequence.csv")
+    missing = [name for name in wanted if not (folder / name).is_file()]
+    if missing:
+        msg = f"{folder} has no {', '.join(missing)}; needed: {', '.join(wanted)}"
+        raise ConfigError(msg)
+    meta = folder / "meta.yaml"
+    if meta.is_file():
+        described = yaml.safe_load(meta.read_text(encoding="utf-8"))
+        if described.get("tp_degrees", [1]) != [1]:
+            msg = (
+                f"{meta.name}: tables of tensor-parallel degree {described['tp_degrees']}; need [1]"
+            )
+            raise ConfigError(msg)
+    dense = _curves(folder / "dense.csv", "tokens")
+    ends = _curves(folder / "per_sequence.csv", "sequences")
+    lacking = [name for name in (*_PER_LAYER, "layernorm") if name not in dense]
+    if lacking:
+        msg = f"dense.csv: layers {', '.join(lacking)} are missing"
+        raise ConfigError(msg)
+
+    def whole_step(tokens: float) -> float:
+        once = sum(
+            dense[name](tokens) for name in ("embedding", "final_layernorm") if name in dense
+        )
+        block = 2 * dense["layernorm"](tokens) + sum(dense[name](tokens) for name in _PER_LAYER)
+        return layers * block + once
+
+    sizes = sorted({x for curve in dense.values() for x in curve._x})
+    counts = sorted({x for curve in ends.values() for x in curve._x})
+    names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+    attention = [
+        (row[0], row[1], row[2], row[3], row[4])
+        for row in _numbers(folder / "attention.csv", names)
+    ]
+    return TableLatency(
+        layers=layers,
+        per_token=Curve((size, whole_step(size)) for size in sizes),
+        attention=AttentionTable(attention),
+        per_sequence=Curve(
+            (count, sum(curve(count) for curve in ends.values())) for count in counts
+        ),
+        captured_sizes=captured_sizes,
+        skew=skew,
+        overhead_us=overhead_us,
+    )

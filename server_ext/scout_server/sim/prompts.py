@@ -1,0 +1,86 @@
+"""From a trace's block ids to the hashes of an engine's blocks."""
+
+from collections.abc import Sequence
+
+from scout_sdk._errors import ConfigError
+from scout_server.sim.traces.records import (
+    HashScope,
+    Program,
+    Runs,
+    TraceInfo,
+    Turn,
+    runs_prefix,
+)
+
+__all__ = ["PromptHasher", "next_of_session"]
+
+_PROGRAM_SHIFT = 28
+"""Ids of one program's engine blocks stay below 2**28: hashes of two programs never meet."""
+
+
+class PromptHasher:
+    """
+    Gives every turn the hashes of its full engine blocks, prompt first, then reply.
+
+    A trace block of n engine blocks becomes n hashes; ids are those of the trace, spread, so that
+    equal prefixes stay equal. A reply's blocks are those that the session's next prompt shows at
+    their place; replies that nobody sends again have none.
+    """
+
+    def __init__(self, info: TraceInfo, block_tokens: int) -> None:
+        if info.block_tokens % block_tokens:
+            msg = (
+                f"block_tokens {block_tokens} does not divide the trace's {info.block_tokens}; "
+                f"allowed: {_divisors(info.block_tokens)}"
+            )
+            raise ConfigError(msg)
+        self._factor = info.block_tokens // block_tokens
+        self._block_tokens = block_tokens
+        self._global = info.scope is HashScope.GLOBAL
+
+    def hashes(self, number: int, turn: Turn, following: Turn | None) -> Sequence[int]:
+        """Return the hashes for *turn* of the program with *number*."""
+        base = 0 if self._global else (number + 1) << _PROGRAM_SHIFT
+        prompt = turn.input_tokens // self._block_tokens
+        if following is not None:
+            reply_end = (turn.input_tokens + turn.output_tokens) // self._block_tokens
+            if turn.output_tokens and _extends(
+                turn.hash_runs, following.hash_runs, prompt // self._factor
+            ):
+                return self._spread(following.hash_runs, base, reply_end)
+        return self._spread(turn.hash_runs, base, prompt)
+
+    def _spread(self, runs: Runs, base: int, count: int) -> Sequence[int]:
+        factor = self._factor
+        if len(runs) == 1:
+            first, length = runs[0]
+            start = base + first * factor
+            return range(start, start + min(length * factor, count))
+        hashes: list[int] = []
+        for first, length in runs:
+            start = base + first * factor
+            hashes.extend(range(start, start + length * factor))
+            if len(hashes) >= count:
+                break
+        del hashes[count:]
+        return hashes
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+
+
+def _extends(prompt: Runs, following: Runs, full_blocks: int) -> bool:
+    """Whether *following* begins with the first *full_blocks* ids of *prompt*."""
+    if len(prompt) == 1 and len(following) == 1:
+        return prompt[0][0] == following[0][0] and following[0][1] >= full_blocks
+    return runs_prefix(prompt, following) >= full_blocks
+
+
+def next_of_session(program: Program, index: int) -> Turn | None:
+    """Return the next turn of the same session and agent after turn *index*, or None."""
+    turn = program.turns[index]
+    for other in program.turns[index + 1 :]:
+        if other.session == turn.session and other.agent == turn.agent:
+            return other
+    return None

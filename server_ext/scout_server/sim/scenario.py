@@ -1,0 +1,202 @@
+"""Everything that can be set of a simulation, validated at once."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, cast
+
+import pydantic
+import yaml
+from annotated_types import Ge, Gt, Interval
+
+from scout_sdk._errors import ConfigError
+from scout_server.policy import PolicySettings
+from scout_server.replica import BatchSettings
+from scout_server.sim.cell import ArrivalSettings, HintSettings
+from scout_server.sim.residency import RESIDENCY, ResidencySettings
+from scout_server.sim.routing import ROUTERS, RouterSettings
+from scout_server.sim.scheduling import SCHEDULERS
+from scout_server.sim.tiers import TierSettings
+from scout_server.sim.workload import WorkloadSettings
+
+__all__ = [
+    "CellSettings",
+    "HardwareSettings",
+    "Scenario",
+    "ToolSettings",
+    "TraceSettings",
+    "defaults_yaml",
+    "load_document",
+    "scenario_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings:
+    """A trace to replay instead of the synthetic workload."""
+
+    path: str = ""
+    """File in Scout's trace format; empty: the synthetic workload."""
+    skip_bad: bool = False
+    """Leave out broken lines and count them, instead of ending the run."""
+    programs: Annotated[int, Ge(0)] = 0
+    """Most programs to take; 0: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareSettings:
+    """What one replica runs on."""
+
+    gpu: str = "H100"
+    model: str = "llama-3.1-8b"
+    tensor_parallel: Annotated[int, Ge(1)] = 1
+    latency: str = "fitted"
+    """fitted (a shipped profile), roofline (published numbers only), tables (with *tables*) or
+    calibrated (with *profile*)."""
+    tables: str = ""
+    """Folder of measured layer tables."""
+    profile: str = ""
+    """File that `scout sim calibrate` wrote."""
+    memory_fraction: Annotated[float, Interval(gt=0, le=1)] = 0.9
+    kv_blocks: Annotated[int, Ge(0)] = 0
+    """KV blocks of a replica; 0: what fits beside the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSettings:
+    """The replicas and what stands before them."""
+
+    replicas: Annotated[int, Ge(1)] = 1
+    scheduler: str = "fcfs"
+    link_gbps: Annotated[float, Gt(0)] = 50.0
+    """Between replicas, 10^9 bytes a second."""
+    timeline: Annotated[int, Ge(0)] = 30
+    """Programs whose timeline is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSettings:
+    """Where the durations of gaps come from."""
+
+    fitted: str = ""
+    """File that `scout sim fit-tools` wrote; empty: as the trace or workload says."""
+    scale: Annotated[float, Gt(0)] = 1.0
+    """Recorded gaps are multiplied by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulation, completely."""
+
+    name: str = "run"
+    seed: int = 1
+    hardware: HardwareSettings = field(default_factory=HardwareSettings)
+    engine: BatchSettings = field(default_factory=lambda: BatchSettings(max_batched_tokens=8192))
+    cell: CellSettings = field(default_factory=CellSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    residency: ResidencySettings = field(default_factory=ResidencySettings)
+    tiers: TierSettings = field(default_factory=TierSettings)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    hints: HintSettings = field(default_factory=HintSettings)
+    arrivals: ArrivalSettings = field(default_factory=ArrivalSettings)
+    tools: ToolSettings = field(default_factory=ToolSettings)
+    workload: WorkloadSettings = field(default_factory=WorkloadSettings)
+    trace: TraceSettings = field(default_factory=TraceSettings)
+
+
+_CONFIG = pydantic.ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _model() -> type[pydantic.BaseModel]:
+    base = Scenario()
+    parts = {f.name: (f.type, getattr(base, f.name)) for f in fields(Scenario)}
+    return cast(
+        type[pydantic.BaseModel],
+        pydantic.create_model("Scenario", __config__=_CONFIG, **parts),  # type: ignore[call-overload]
+    )
+
+
+def _choices(scenario: Scenario) -> list[str]:
+    from scout_server.sim.hardware.specs import GPUS, MODELS
+
+    wrong = []
+    for place, value, known in (
+        ("hardware.gpu", scenario.hardware.gpu, sorted(GPUS)),
+        ("hardware.model", scenario.hardware.model, sorted(MODELS)),
+        (
+            "hardware.latency",
+            scenario.hardware.latency,
+            ["calibrated", "fitted", "roofline", "tables"],
+        ),
+        ("cell.scheduler", scenario.cell.scheduler, list(SCHEDULERS)),
+        ("router.policy", scenario.router.policy, sorted(ROUTERS)),
+        ("residency.policy", scenario.residency.policy, sorted(RESIDENCY)),
+    ):
+        if value not in known:
+            wrong.append(f"{place}: {value!r} is unknown; known: {', '.join(known)}")
+    if scenario.hardware.latency == "tables" and not scenario.hardware.tables:
+        wrong.append("hardware.tables: a folder is needed when hardware.latency is tables")
+    if scenario.hardware.latency == "calibrated" and not scenario.hardware.profile:
+        wrong.append("hardware.profile: a file is needed when hardware.latency is calibrated")
+    return wrong
+
+
+def scenario_of(values: Mapping[str, object]) -> Scenario:
+    """Return the scenario of *values* over the defaults; ConfigError lists everything wrong."""
+    wrong: list[str] = []
+    try:
+        model = _model().model_validate(dict(values))
+    except pydantic.ValidationError as error:
+        for item in error.errors(include_url=False):
+            place = ".".join(str(part) for part in item["loc"])
+            if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+                wrong.append(f"{place}: unknown setting; known: {', '.join(_known(item['loc']))}")
+            else:
+                wrong.append(f"{place}: {item['msg']}, not {item['input']!r}")
+        msg = "\n".join([f"scenario: {len(wrong)} error(s)", *(f"- {line}" for line in wrong)])
+        raise ConfigError(msg) from error
+    scenario = Scenario(**{f.name: getattr(model, f.name) for f in fields(Scenario)})
+    wrong = _choices(scenario)
+    if wrong:
+        msg = "\n".join([f"scenario: {len(wrong)} error(s)", *(f"- {line}" for line in wrong)])
+        raise ConfigError(msg)
+    return scenario
+
+
+def _known(place: tuple[int | str, ...]) -> list[str]:
+    if len(place) < 2:
+        return [f.name for f in fields(Scenario)]
+    part = next((f for f in fields(Scenario) if f.name == place[0]), None)
+    kind = part.type if part is not None else None
+    return sorted(getattr(kind, "__dataclass_fields__", {}))
+
+
+def load_document(path: Path) -> dict[str, object]:
+    """Read a YAML or JSON mapping; ConfigError when it is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        raw = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror or error}"
+        raise ConfigError(msg) from error
+    except (ValueError, yaml.YAMLError) as error:
+        msg = f"{path}: {error}"
+        raise ConfigError(msg) from error
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        msg = f"{path}: the top level is a {type(raw).__name__}, not a mapping"
+        raise ConfigError(msg)
+    return {str(key): value for key, value in raw.items()}
+
+
+def plain(scenario: Scenario) -> dict[str, object]:
+    """Return *scenario* as JSON would hold it."""
+    model = _model()(**{f.name: getattr(scenario, f.name) for f in fields(Scenario)})
+    return cast(dict[str, object], model.model_dump(mode="json"))
+
+
+def defaults_yaml() -> str:
+    """Return every setting with its default, as YAML."""
+    return yaml.safe_dump(plain(Scenario()), sort_keys=False)
