@@ -65,9 +65,11 @@ class _Left:
             return candidate.footprint
         return candidate.footprint + candidate.prefix_tokens
 
-    def fits(self, candidate: Candidate) -> bool:
-        """Whether there is room; a session larger than the node may have it alone."""
+    def fits(self, candidate: Candidate, *, anywhere: bool = False) -> bool:
+        """Whether there is room (*anywhere*: also away from home); large ones get a whole node."""
         if candidate.nodes is not None and self.room.node not in candidate.nodes:
+            return False
+        if not anywhere and candidate.homes is not None and self.room.node not in candidate.homes:
             return False
         if candidate.waiting and self.slots < 1:
             return False
@@ -189,7 +191,7 @@ def _place_held(
         others = set(kept_free.values()) | {
             n for k, n in reserved.items() if k != candidate.key and _waits(k, held, chosen)
         }
-        fitting = [n for n in left if n not in others and left[n].fits(candidate)]
+        fitting = [n for n in left if n not in others and left[n].fits(candidate, anywhere=True)]
         if fitting:
             node = _best(candidate, fitting, left, evaluator)
             left[node].take(candidate)
@@ -222,6 +224,7 @@ def _best(
         names,
         key=lambda n: (
             tuple(-v for v in evaluator.values(candidate, n)),
+            n != candidate.origin,
             -left[n].tokens,
             -left[n].slots,
             n,
@@ -260,7 +263,14 @@ def _spread(
         if not equal:
             break
         node = min(
-            equal, key=lambda n: (left[n].size(candidate), -left[n].tokens, -left[n].slots, n)
+            equal,
+            key=lambda n: (
+                n != candidate.origin,
+                left[n].size(candidate),
+                -left[n].tokens,
+                -left[n].slots,
+                n,
+            ),
         )
         left[node].take(candidate)
         spread[candidate.key] = node
@@ -322,7 +332,7 @@ def _fill_idle(
         node.tokens = node.room.tokens
         node.prefixes = set(node.room.prefixes)
         for candidate in list(waiting):
-            if node.fits(candidate):
+            if node.fits(candidate, anywhere=True):
                 node.take(candidate)
                 chosen[candidate.key] = name
                 waiting.remove(candidate)

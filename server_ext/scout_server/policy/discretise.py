@@ -45,8 +45,9 @@ def discretise(
     quanta = np.where(whole, np.maximum(room_quanta[None, :], 1), quanta)
     allowed = np.ones((count, width), dtype=np.bool_)
     for s, candidate in enumerate(candidates):
-        if candidate.nodes is not None:
-            allowed[s] = [r.node in candidate.nodes for r in rooms]
+        for only in (candidate.nodes, candidate.homes):
+            if only is not None:
+                allowed[s] &= np.fromiter((r.node in only for r in rooms), np.bool_, width)
     allowed &= quanta + more <= room_quanta[None, :]
     takes = np.fromiter((int(c.waiting) for c in candidates), np.int64, count)
     slots = np.fromiter((max(0, r.slots) for r in rooms), np.int64, width)

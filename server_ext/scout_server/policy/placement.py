@@ -33,6 +33,10 @@ class Candidate:
     """Node -> tokens it still holds, already decayed."""
     nodes: frozenset[str] | None = None
     """The only nodes it may go to; None: any."""
+    homes: frozenset[str] | None = None
+    """Nodes it waits for while they are busy; an idle node, or too long a wait, ends that."""
+    origin: str | None = None
+    """Node of its latest turn; decides between nodes that are worth the same."""
     turns: int = 0
     """Turns the session has already had."""
     attained: int = 0

@@ -1,0 +1,425 @@
+"""TAO without I/O: requests come in, placements come out. Gateway, Ray and simulator drive it."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from annotated_types import Ge, Interval
+
+from scout_sdk._hints import Hints, SessionEvent
+from scout_server.policy.admission import AdmissionSettings, Plan, decide
+from scout_server.policy.credit import CreditSettings
+from scout_server.policy.evaluators import EvaluatorSettings, evaluator
+from scout_server.policy.ledger import Ledger, LedgerSettings, Session, SessionState
+from scout_server.policy.placement import Candidate, Placement, Room
+from scout_server.policy.planners import PlannerSettings, planner
+from scout_server.policy.readiness import Readiness, ReadinessSettings
+
+__all__ = ["Applied", "Snapshot", "TaoEngine", "TaoSettings", "Turn", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaoSettings:
+    """Settings of TAO; the same in the gateway, on Ray and in the simulator."""
+
+    evaluator: str = "tao"
+    planner: str = "dp"
+    objective: EvaluatorSettings = field(default_factory=EvaluatorSettings)
+    search: PlannerSettings = field(default_factory=PlannerSettings)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    credit: CreditSettings = field(default_factory=CreditSettings)
+    readiness: ReadinessSettings = field(default_factory=ReadinessSettings)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    use_readiness: bool = True
+    """Off: every session in a gap counts as not ready (an ablation)."""
+    origin_share: Annotated[float, Interval(ge=0, le=1)] = 0.25
+    """A session waits for its origin while its credit there is at least this share of its size."""
+    max_waiting: Annotated[int, Ge(1)] = 4096
+    """Requests held at the same time; more are refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One request that wants to run."""
+
+    key: str
+    """Unique per request; submitting it again replaces it and keeps its place in the queue."""
+    session: str
+    tokens: int
+    """Tokens it will pin: prompt and output."""
+    tenant: str = ""
+    prefix: str | None = None
+    prefix_tokens: int = 0
+    """How many of *tokens* belong to the shared prefix."""
+    hints: Hints | None = None
+    nodes: frozenset[str] | None = None
+    """The only nodes it may run on; None: any."""
+    avoid: frozenset[str] = frozenset()
+    """Nodes that just failed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything one decision needs; immutable, so that a worker may have it."""
+
+    now: float
+    candidates: tuple[Candidate, ...]
+    rooms: tuple[Room, ...]
+    reserved: tuple[tuple[str, str], ...]
+    settings: TaoSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What became of a plan."""
+
+    placements: tuple[Placement, ...]
+    dropped: tuple[tuple[str, str], ...]
+    """(request, why) of placements that the present no longer allows."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    turn: Turn
+    arrived: float
+
+
+def make_plan(snapshot: Snapshot) -> Plan:
+    """Return the decision for a snapshot; pure, for a worker thread or process."""
+    settings = snapshot.settings
+    return decide(
+        snapshot.candidates,
+        snapshot.rooms,
+        evaluator=evaluator(settings.evaluator, settings.objective),
+        planner=planner(settings.planner, settings.search),
+        settings=settings.admission,
+        reserved=dict(snapshot.reserved),
+        now=snapshot.now,
+    )
+
+
+class TaoEngine:
+    """
+    The waiting pool, the ledger and the readiness of sessions, with explicit time.
+
+    One writer. Order of calls for a request: submit, then (a placement out of apply), then finish
+    or cancel; cancel, finish and renew of unknown requests are ignored. `now` never goes back.
+    """
+
+    def __init__(self, settings: TaoSettings | None = None) -> None:
+        self.settings = settings or TaoSettings()
+        make_plan(Snapshot(now=0, candidates=(), rooms=(), reserved=(), settings=self.settings))
+        self.ledger = Ledger(self.settings.ledger, self.settings.credit)
+        self.readiness = Readiness(self.settings.readiness)
+        self.waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self.reserved: dict[str, str] = {}
+        self.changed = False
+        """True when something happened since the last snapshot that may let a request in."""
+
+    # ---- facts -----------------------------------------------------------------------------
+
+    def set_node(self, name: str, *, capacity: int, slots: int) -> None:
+        """Add a node, change its size, or take it back after it was down."""
+        node = self.ledger.set_node(name, capacity=capacity, slots=slots)
+        node.up, self.changed = True, True
+
+    def drain_node(self, name: str, *, draining: bool = True) -> None:
+        """Stop (or resume) sending new turns to a node; those that run there go on."""
+        node = self.ledger.nodes.get(name)
+        if node is not None:
+            node.draining, self.changed = draining, True
+
+    def press_node(self, name: str, *, pressed: bool) -> None:
+        """Say whether the engine makes requests wait by itself."""
+        node = self.ledger.nodes.get(name)
+        if node is not None and node.pressed != pressed:
+            node.pressed, self.changed = pressed, True
+
+    def lose_node(self, name: str, *, forget: bool = False) -> list[str]:
+        """A node died, or was taken out (*forget*); return the requests that ran there."""
+        self.changed = True
+        return self.ledger.lose_node(name, forget=forget)
+
+    def submit(self, turn: Turn, *, now: float) -> bool:
+        """Put a request into the pool; False: the pool is full and it was not taken."""
+        if turn.prefix_tokens >= turn.tokens:
+            turn = replace(turn, prefix_tokens=max(0, turn.tokens - 1))
+        old = self.waiting.get(turn.key)
+        booking = self.ledger.release(turn.key)
+        if old is None and len(self.waiting) >= self.settings.max_waiting:
+            return False
+        session = self.ledger.session((turn.tenant, turn.session), now=now)
+        if session.state is SessionState.FINISHED:
+            session.state = SessionState.NEW  # it came back after its goodbye
+        arrived = now if old is None else old.arrived
+        if old is None and booking is not None:
+            arrived = booking.since  # a retry is not sent to the end of the queue
+        self.waiting[turn.key] = _Waiting(turn, arrived)
+        session.waiting.add(turn.key)
+        self.ledger.settle(session)
+        hints = turn.hints
+        self.readiness.turn(
+            turn.session,
+            hints.tools if hints else (),
+            agent=hints.agent if hints else None,
+            tenant=turn.tenant,
+            now=now,
+        )
+        self.changed = True
+        return True
+
+    def cancel(self, key: str, *, now: float) -> bool:
+        """A request's client left, waiting or running; False: it was unknown."""
+        held = self.waiting.pop(key, None)
+        self.reserved.pop(key, None)
+        if held is not None:
+            session = self.ledger.session((held.turn.tenant, held.turn.session), now=now)
+            session.waiting.discard(key)
+            self.ledger.settle(session)
+        released = self.ledger.release(key)
+        self.changed = True
+        return held is not None or released is not None
+
+    def finish(
+        self,
+        key: str,
+        *,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        held_tokens: int | None = None,
+        tools: Sequence[tuple[str, float | None]] = (),
+        final: bool = False,
+        now: float,
+    ) -> None:
+        """A request ended; its session goes off to run *tools*, or ends when *final*."""
+        booking = self.ledger.finish(
+            key,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            held_tokens=held_tokens,
+            now=now,
+        )
+        if booking is None:
+            return
+        self.changed = True
+        tenant, name = booking.session
+        if final:
+            self.readiness.forget(name, tenant=tenant, now=now)
+            self.ledger.finish_session(booking.session)
+            return
+        session = self.ledger.sessions.get(booking.session)
+        if session is not None and not session.running and not session.waiting:
+            self.readiness.gap(name, tools, tenant=tenant, now=now)
+
+    def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
+        """Learn from the side channel; events of unknown sessions are ignored."""
+        key = (tenant, event.session)
+        session = self.ledger.sessions.get(key)
+        if session is None:
+            return
+        session.seen = now
+        self.readiness.event(event, tenant=tenant, now=now)
+        if event.final:
+            self.ledger.finish_session(key)
+        self.changed = True
+
+    def renew(self, key: str, *, now: float) -> None:
+        """A running request shows life."""
+        self.ledger.renew(key, now=now)
+
+    def expire(self, *, now: float) -> list[str]:
+        """Drop what outlived its lease; return the requests that were released."""
+        late = self.ledger.expire(now=now)
+        self.changed = self.changed or bool(late)
+        return late
+
+    # ---- decisions -------------------------------------------------------------------------
+
+    def snapshot(self, *, now: float) -> Snapshot | None:
+        """Return what a decision needs, None when nothing waits; and forget that it changed."""
+        self.changed = False
+        if not self.waiting:
+            return None
+        most = self.settings.admission.max_pool
+        held = sorted(self.waiting.values(), key=lambda w: (w.arrived, w.turn.key))[:most]
+        candidates = [self._waiting(w, now=now) for w in held]
+        gaps = [
+            gap
+            for session in self.ledger.sessions.values()
+            if (gap := self._gap(session, now=now)) is not None
+        ]
+        gaps.sort(key=lambda c: (-max(c.credits.values()), c.key))
+        candidates += gaps[: most - len(candidates)]
+        return Snapshot(
+            now=now,
+            candidates=tuple(candidates),
+            rooms=tuple(self._rooms()),
+            reserved=tuple(sorted(self.reserved.items())),
+            settings=self.settings,
+        )
+
+    def apply(self, plan: Plan, *, now: float) -> Applied:
+        """Start what the plan places and the present still allows; report the rest as dropped."""
+        placements: list[Placement] = []
+        dropped: list[tuple[str, str]] = []
+        for placement in plan.placements:
+            reason = self._objection(placement)
+            if reason is not None:
+                dropped.append((placement.key, reason))
+                continue
+            turn = self.waiting.pop(placement.key).turn
+            self.reserved.pop(placement.key, None)
+            session = self.ledger.session((turn.tenant, turn.session), now=now)
+            self.ledger.book(
+                turn.key,
+                session,
+                placement.node,
+                tokens=max(1, turn.tokens - turn.prefix_tokens),
+                prefix=turn.prefix,
+                prefix_tokens=turn.prefix_tokens,
+                now=now,
+            )
+            placements.append(placement)
+        kept = {p.key for p in plan.kept}
+        for session in self.ledger.sessions.values():
+            if session.state in (SessionState.TOOL, SessionState.PAUSED):
+                session.state = (
+                    SessionState.TOOL if _gap_key(session) in kept else SessionState.PAUSED
+                )
+        self.reserved = {k: n for k, n in plan.reserved.items() if k in self.waiting}
+        if dropped:
+            self.changed = True
+        return Applied(placements=tuple(placements), dropped=tuple(dropped))
+
+    def step(self, *, now: float) -> Applied:
+        """Decide and apply at once, for drivers without a worker."""
+        snapshot = self.snapshot(now=now)
+        if snapshot is None:
+            return Applied(placements=(), dropped=())
+        return self.apply(make_plan(snapshot), now=now)
+
+    def view(self, *, now: float) -> list[dict[str, object]]:
+        """Return the sessions for the admin view."""
+        return [
+            {
+                "tenant": s.id[0],
+                "session": s.id[1],
+                "state": s.state.value,
+                "origin": s.origin,
+                "footprint": s.footprint,
+                "credit": self.ledger.credits(s, now=now),
+                "turns": s.turns,
+                "moves": s.moves,
+                "waiting": len(s.waiting),
+                "running": len(s.running),
+                "silent_s": round(now - s.seen, 3),
+            }
+            for s in self.ledger.sessions.values()
+        ]
+
+    # ---- inside ----------------------------------------------------------------------------
+
+    def _waiting(self, held: _Waiting, *, now: float) -> Candidate:
+        turn = held.turn
+        session = self.ledger.sessions[turn.tenant, turn.session]
+        credits = self.ledger.credits(session, now=now)
+        homes = frozenset(
+            name
+            for name, k in credits.items()
+            if k >= self.settings.origin_share * turn.tokens
+            and not self.ledger.nodes[name].draining
+            and name not in turn.avoid
+        )
+        nodes = turn.nodes
+        if turn.avoid:
+            up = {n.name for n in self.ledger.nodes.values() if n.up and not n.draining}
+            others = (up if nodes is None else nodes & up) - turn.avoid
+            nodes = frozenset(others) or nodes
+        return Candidate(
+            key=turn.key,
+            session=turn.session,
+            footprint=max(1, turn.tokens - turn.prefix_tokens),
+            prefix=turn.prefix,
+            prefix_tokens=turn.prefix_tokens,
+            arrived=held.arrived,
+            credits=credits,
+            nodes=nodes,
+            homes=homes or None,
+            origin=session.origin,
+            turns=session.turns,
+            attained=session.attained,
+            expected=max(0, turn.tokens - max(credits.values(), default=0)),
+        )
+
+    def _gap(self, session: Session, *, now: float) -> Candidate | None:
+        """Return the candidate that a session in a gap is; None: it holds nothing any more."""
+        if session.state not in (SessionState.TOOL, SessionState.PAUSED):
+            return None
+        if session.origin is None:
+            return None
+        node = self.ledger.nodes.get(session.origin)
+        k = self.ledger.credits(session, now=now).get(session.origin, 0)
+        if node is None or node.draining or k <= 0:
+            return None
+        tenant, name = session.id
+        ready = False
+        if self.settings.use_readiness:
+            forecast = self.readiness.assess(name, tenant=tenant, now=now)
+            ready = forecast is not None and forecast.ready
+        return Candidate(
+            key=_gap_key(session),
+            session=name,
+            footprint=k,
+            waiting=False,
+            ready=ready,
+            arrived=session.seen,
+            credits={session.origin: k},
+            nodes=frozenset((session.origin,)),
+            turns=session.turns,
+            attained=session.attained,
+        )
+
+    def _rooms(self) -> list[Room]:
+        rooms = []
+        for node in sorted(self.ledger.nodes.values(), key=lambda n: n.name):
+            if not node.up or node.draining:
+                continue
+            tokens, requests = self.ledger.used(node.name)
+            slots = node.slots - requests
+            if node.pressed and requests:
+                slots = 0
+            rooms.append(
+                Room(
+                    node=node.name,
+                    tokens=max(0, node.capacity - tokens),
+                    slots=max(0, slots),
+                    prefixes=self.ledger.prefixes(node.name),
+                    running=requests,
+                    capacity=node.capacity,
+                )
+            )
+        return rooms
+
+    def _objection(self, placement: Placement) -> str | None:
+        """Return why a placement is void by now; None: it stands."""
+        held = self.waiting.get(placement.key)
+        if held is None:
+            return "gone"
+        node = self.ledger.nodes.get(placement.node)
+        if node is None or not node.up or node.draining:
+            return "node"
+        tokens, requests = self.ledger.used(node.name)
+        turn = held.turn
+        need = turn.tokens
+        if turn.prefix is not None and turn.prefix in self.ledger.prefixes(node.name):
+            need -= turn.prefix_tokens
+        if requests >= node.slots or tokens + min(need, node.capacity) > node.capacity:
+            return "room"
+        return None
+
+
+def _gap_key(session: Session) -> str:
+    return f"gap:{session.id[0]}:{session.id[1]}"

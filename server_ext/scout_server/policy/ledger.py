@@ -1,0 +1,315 @@
+"""Who runs where, with how much room: nodes, sessions, bookings and their leases."""
+
+import enum
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+
+from scout_server.policy.credit import CacheRate, CreditSettings, Residue, credit, initial_credit
+
+__all__ = ["Booking", "Ledger", "LedgerSettings", "Node", "Session", "SessionState"]
+
+
+class SessionState(enum.Enum):
+    """Where a session stands; labels metrics and the admin view."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    TOOL = "tool"
+    """In a gap; its room is kept."""
+    PAUSED = "paused"
+    """In a gap; its room may be given away."""
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    """Settings of the session ledger."""
+
+    lease_s: Annotated[float, Gt(0)] = 600.0
+    """A running request that nobody spoke of for this long is taken for lost."""
+    session_s: Annotated[float, Gt(0)] = 1800.0
+    """A session without requests is forgotten after this time, final message or not."""
+    max_sessions: Annotated[int, Ge(1)] = 16384
+
+
+@dataclass(slots=True)
+class Node:
+    """One engine as the ledger knows it."""
+
+    name: str
+    capacity: int
+    """KV room in tokens."""
+    slots: int
+    up: bool = True
+    draining: bool = False
+    """Takes no new session, serves the old ones."""
+    pressed: bool = False
+    """The engine itself makes requests wait: nothing more is sent while ours run there."""
+    rate: CacheRate = field(default_factory=lambda: CacheRate(0.1))
+
+
+@dataclass(slots=True)
+class Booking:
+    """Room that one running request has on one node."""
+
+    key: str
+    session: tuple[str, str]
+    node: str
+    tokens: int
+    prefix: str | None
+    prefix_tokens: int
+    since: float
+    lease: float
+    """Until when it counts without news."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One agent program. Its id is (tenant, session)."""
+
+    id: tuple[str, str]
+    state: SessionState = SessionState.NEW
+    waiting: set[str] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
+    residues: dict[str, Residue] = field(default_factory=dict)
+    """Node -> what it held at the session's last turn there."""
+    origin: str | None = None
+    footprint: int = 0
+    """Tokens of its latest turn, prompt and output."""
+    turns: int = 0
+    attained: int = 0
+    moves: int = 0
+    seen: float = 0.0
+
+
+class Ledger:
+    """
+    Books room for running requests; every booking ends by finish, cancel, node loss or lease.
+
+    Sessions are found by (tenant, session). Those with nothing waiting or running are forgotten
+    after `session_s`, the longest silent one first when there are too many. `now` never goes back.
+    """
+
+    def __init__(
+        self,
+        settings: LedgerSettings | None = None,
+        credit_settings: CreditSettings | None = None,
+    ) -> None:
+        self.settings = settings or LedgerSettings()
+        self.credit_settings = credit_settings or CreditSettings()
+        self.nodes: dict[str, Node] = {}
+        self.bookings: dict[str, Booking] = {}
+        self.sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+
+    # ---- nodes -----------------------------------------------------------------------------
+
+    def set_node(self, name: str, *, capacity: int, slots: int) -> Node:
+        """Add a node, or change its size; it is up and takes sessions."""
+        node = self.nodes.get(name)
+        if node is None:
+            rate = CacheRate(self.credit_settings.rate_weight)
+            node = self.nodes[name] = Node(name, capacity, slots, rate=rate)
+        node.capacity, node.slots = capacity, slots
+        return node
+
+    def lose_node(self, name: str, *, forget: bool = False) -> list[str]:
+        """Mark a node as down (or *forget* it); return the requests that ran there, released."""
+        node = self.nodes.get(name)
+        if node is None:
+            return []
+        lost = [key for key, b in self.bookings.items() if b.node == name]
+        for key in lost:
+            self.release(key)
+        for session in self.sessions.values():
+            session.residues.pop(name, None)  # what was cached there is gone
+            if session.origin == name:
+                session.origin = None
+        node.up = False
+        if forget:
+            del self.nodes[name]
+        return lost
+
+    def used(self, name: str) -> tuple[int, int]:
+        """Return (tokens, requests) booked on a node; a shared prefix counts once."""
+        tokens = requests = 0
+        prefixes: dict[str, int] = {}
+        for booking in self.bookings.values():
+            if booking.node == name:
+                requests += 1
+                tokens += booking.tokens
+                if booking.prefix is not None:
+                    prefixes[booking.prefix] = max(
+                        booking.prefix_tokens, prefixes.get(booking.prefix, 0)
+                    )
+        return tokens + sum(prefixes.values()), requests
+
+    def prefixes(self, name: str) -> frozenset[str]:
+        """Return the shared prefixes that running requests hold on a node."""
+        return frozenset(
+            b.prefix for b in self.bookings.values() if b.node == name and b.prefix is not None
+        )
+
+    # ---- sessions --------------------------------------------------------------------------
+
+    def session(self, key: tuple[str, str], *, now: float) -> Session:
+        """Return the session, a new one when it is unknown, and mark it as seen."""
+        session = self.sessions.get(key)
+        if session is None:
+            if len(self.sessions) >= self.settings.max_sessions:
+                self._forget_silent()
+            session = self.sessions[key] = Session(key)
+        session.seen = now
+        self.sessions.move_to_end(key)
+        return session
+
+    def credits(self, session: Session, *, now: float) -> dict[str, int]:
+        """Return what each node that is up still holds for a session; zeros left out."""
+        found = {
+            name: k
+            for name, residue in session.residues.items()
+            if (node := self.nodes.get(name)) is not None
+            and node.up
+            and (k := credit(residue, self.credit_settings, now=now)) > 0
+        }
+        return dict(sorted(found.items()))
+
+    def finish_session(self, key: tuple[str, str]) -> None:
+        """Forget a session that said it is done; its requests still in flight go on."""
+        session = self.sessions.get(key)
+        if session is None:
+            return
+        session.state = SessionState.FINISHED
+        session.residues.clear()
+        if not session.waiting and not session.running:
+            del self.sessions[key]
+
+    # ---- bookings --------------------------------------------------------------------------
+
+    def book(
+        self,
+        key: str,
+        session: Session,
+        node: str,
+        *,
+        tokens: int,
+        prefix: str | None = None,
+        prefix_tokens: int = 0,
+        now: float,
+    ) -> None:
+        """Book room for a request that starts to run."""
+        session.waiting.discard(key)
+        session.running.add(key)
+        if session.origin is not None and session.origin != node:
+            session.moves += 1
+        session.origin = node
+        session.seen = now
+        self.bookings[key] = Booking(
+            key,
+            session.id,
+            node,
+            tokens,
+            prefix,
+            prefix_tokens,
+            now,
+            now + self.settings.lease_s,
+        )
+        self.settle(session)
+
+    def renew(self, key: str, *, now: float) -> None:
+        """Prolong the lease of a running request that shows life; unknown keys are ignored."""
+        booking = self.bookings.get(key)
+        if booking is not None:
+            booking.lease = now + self.settings.lease_s
+
+    def release(self, key: str) -> Booking | None:
+        """Give a request's room back and forget it; None when it has none."""
+        booking = self.bookings.pop(key, None)
+        if booking is not None:
+            session = self.sessions.get(booking.session)
+            if session is not None:
+                session.running.discard(key)
+                self.settle(session)
+        return booking
+
+    def finish(
+        self,
+        key: str,
+        *,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        held_tokens: int | None = None,
+        now: float,
+    ) -> Booking | None:
+        """Give a request's room back and remember what its node now holds for the session."""
+        booking = self.release(key)
+        if booking is None:
+            return None
+        session = self.sessions.get(booking.session)
+        node = self.nodes.get(booking.node)
+        if node is not None and prompt_tokens is not None and cached_tokens is not None:
+            follow_up = session is not None and session.turns > 0
+            if follow_up or cached_tokens > 0:
+                node.rate.observe(cached_tokens, prompt_tokens)
+        if session is None:
+            return booking
+        tokens = booking.tokens
+        if prompt_tokens is not None:
+            tokens = prompt_tokens + (output_tokens or 0)
+        session.turns += 1
+        session.footprint = tokens
+        session.attained += max(0, tokens - (cached_tokens or 0))
+        session.seen = now
+        if session.state is SessionState.FINISHED or node is None:
+            return booking
+        k0 = initial_credit(
+            held_tokens=held_tokens,
+            cached_tokens=cached_tokens,
+            tokens=tokens,
+            rate=node.rate.value,
+        )
+        session.residues[booking.node] = Residue(k0, now)
+        return booking
+
+    def expire(self, *, now: float) -> list[str]:
+        """Release requests whose lease ran out and forget silent sessions; return the requests."""
+        late = [key for key, b in self.bookings.items() if b.lease <= now]
+        for key in late:
+            self.release(key)
+        for silent in list(self._silent(before=now - self.settings.session_s)):
+            del self.sessions[silent]
+        return late
+
+    # ---- inside ----------------------------------------------------------------------------
+
+    def _silent(self, *, before: float) -> Iterator[tuple[str, str]]:
+        for key, session in self.sessions.items():
+            if session.seen > before:
+                return
+            if not session.waiting and not session.running:
+                yield key
+
+    def _forget_silent(self) -> None:
+        for key, session in self.sessions.items():
+            if not session.waiting and not session.running:
+                del self.sessions[key]
+                return
+
+    def settle(self, session: Session) -> None:
+        """Derive a session's state from its requests."""
+        if session.running:
+            state = SessionState.RUNNING
+        elif session.waiting:
+            state = SessionState.WAITING
+        else:
+            state = SessionState.TOOL
+        if session.state is SessionState.FINISHED:
+            if state is SessionState.TOOL:
+                self.sessions.pop(session.id, None)
+            return
+        session.state = state
