@@ -128,6 +128,11 @@ class Replica:
         return len(self._requests)
 
     @property
+    def now(self) -> float:
+        """The latest time it was told; minus infinity at first."""
+        return self._now
+
+    @property
     def requests(self) -> Iterable[Request]:
         """Requests that have not ended, in order of submission."""
         return self._requests.values()
