@@ -53,6 +53,7 @@ class Section:
 SECTIONS: tuple[Section, ...] = (
     Section("policy", "scout_server.policy.runtime:PolicySettings"),
     Section("tenancy", "scout_server.tenancy:TenancySettings"),
+    Section("embedded", "scout_server.embedded.settings:EmbeddedSettings"),
     Section("vllm", "scout_server.vllm.settings:VllmSettings"),
 )
 """Every section, in the order of the documentation."""

@@ -72,6 +72,9 @@ def serve_embedded(
 ) -> None:
     """Run the embedded engine until it is stopped."""
     from scout_server.embedded.launch import serve
+    from scout_server.embedded.settings import EmbeddedSettings
+    from scout_server.policy.runtime import PolicySettings
+    from scout_server.tenancy import TenancySettings
 
     document = parse_values(values)
     own = document.setdefault("embedded", {})
@@ -81,7 +84,13 @@ def serve_embedded(
         own["port"] = port
     if scout_off:
         own["policy"] = "lru"
-    serve(load(document, path=file))
+    settings = load(document, path=file)
+    engine = settings.of(EmbeddedSettings)
+    if engine.port:
+        host = f"[{engine.host}]" if ":" in engine.host else engine.host
+        where = f"http://{host}:{engine.port}/v1"
+        Console(stderr=True).print(f"embedded engine ({engine.policy}) at {where}", markup=False)
+    serve(engine, settings.of(PolicySettings), settings.of(TenancySettings))
 
 
 def _additional_config(args: Sequence[str]) -> tuple[list[str], dict[str, object]]:

@@ -1,0 +1,84 @@
+import subprocess
+import sys
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from scout_sdk import ConfigError
+from scout_server.cli import app
+from scout_server.demo.servers import ServerSpec, start_all
+from scout_server.serve import parse_values
+
+runner = CliRunner()
+
+
+def test_values_are_json_or_text():
+    """
+    --set takes JSON values, and anything else as text.
+    """
+    parsed = parse_values(["policy.hints=false", "embedded.kv_blocks=512", "embedded.model=a=b"])
+
+    assert {
+        "policy": {"hints": False},
+        "embedded": {"kv_blocks": 512, "model": "a=b"},
+    } == parsed
+
+
+def test_every_malformed_value_is_named():
+    """
+    One error names every --set that has another form, and the form.
+    """
+    with pytest.raises(ConfigError) as caught:
+        parse_values(["policy.hints", "hints=1", "policy.hints=1"])
+
+    message = str(caught.value)
+    assert "'policy.hints'" in message
+    assert "'hints=1'" in message
+    assert "section.name=value" in message
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["serve"], "--embedded"),
+        (["serve", "some-model", "--embedded"], "takes no model"),
+        (["serve", "--embedded", "--dtype", "float16"], "--dtype"),
+    ],
+)
+def test_contradictory_commands(args, complaint):
+    """
+    A serve command without an engine, or with two, ends with status 1 and says why.
+    """
+    result = runner.invoke(app, args)
+
+    assert 1 == result.exit_code
+    assert complaint in result.output
+
+
+def test_wrong_settings_stop_the_server_before_it_starts():
+    """
+    A wrong setting ends `scout serve` at once and names what is allowed.
+    """
+    command = [sys.executable, "-m", "scout_server.cli", "serve", "--embedded"]
+    settings = ["--set", "embedded.policy=fifo", "--set", "policy.hints=7", "--set", "x.y=1"]
+    result = subprocess.run([*command, *settings], capture_output=True, text=True, check=False)
+
+    assert 1 == result.returncode
+    assert "3 error(s)" in result.stderr
+    assert "'lru' or 'scout'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+async def test_the_same_server_with_its_own_lru():
+    """
+    `scout serve --embedded` runs with Scout, and with --scout-off as plain LRU.
+    """
+    specs = [
+        ServerSpec(name="Scout", args=["--embedded"]),
+        ServerSpec(name="LRU", args=["--embedded", "--scout-off"]),
+    ]
+    async with start_all(specs) as servers, httpx.AsyncClient() as client:
+        answers = [await client.get(f"{s.root}/v1/scout/capabilities") for s in servers]
+
+    assert ["scout", "lru"] == [answer.json()["mode"] for answer in answers]
