@@ -9,13 +9,16 @@ from scout_server.policy.facts import (
     RequestFacts,
     Segment,
 )
+from scout_server.policy.readout import AgentState, CoreState
 from scout_server.policy.retention import RetentionOrder
 from scout_server.policy.runtime import PolicyCore, PolicySettings
 
 __all__ = [
     "UNHASHED",
     "UNOWNED",
+    "AgentState",
     "Assignment",
+    "CoreState",
     "Finish",
     "FinishFacts",
     "PolicyCore",

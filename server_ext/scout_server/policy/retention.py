@@ -1,9 +1,13 @@
 """In which order free blocks are evicted."""
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+
+from scout_server.policy.facts import UNHASHED
 
 __all__ = ["RetentionOrder"]
+
+_NOT_FREE = -1
 
 
 class RetentionOrder:
@@ -13,48 +17,264 @@ class RetentionOrder:
     It has the engine's own queue semantics (append = reuse last, prepend = reuse first) and, where
     the policy knows better, another order of eviction. Everything in it can be evicted. In LRU mode
     the order is exactly that of the engine's queue.
+
+    Two orders are kept at once, each a doubly linked list in arrays, so that switching between them
+    is free: the engine's, over all blocks; and one per group. In scout mode the group with the
+    lowest score goes first (of equals the one used longest ago), and inside a group the engine's
+    order holds, which is tail before head. Scores are set from outside, never computed here: a pop
+    costs the same whatever the pool's size.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._lru: OrderedDict[int, int] = OrderedDict()
+        self.capacity = capacity
+        self.scout = False
+        """False: the engine's own order. Switch at any time, at no cost."""
+        self.popped = 0
+        """Blocks evicted so far, ever."""
+        unused = [_NOT_FREE] * (capacity + 1)
+        self._next = list(unused)  # the engine's order; index `capacity` is its sentinel
+        self._prev = list(unused)
+        self._next[capacity] = self._prev[capacity] = capacity
+        self._gnext = list(unused)  # order inside groups; a group's sentinel is > capacity
+        self._gprev = list(unused)
+        self._at = list(unused)  # sentinel of a free block's group
+        self._free = 0
+        self._sentinel: dict[int, int] = {}  # group -> sentinel, for groups with blocks
+        self._group: dict[int, int] = {}  # sentinel -> group
+        self._sizes: dict[int, int] = {}  # sentinel -> blocks
+        self._idle: list[int] = []  # sentinels to use again
+        self._keys: dict[int, tuple[float, int]] = {}  # group -> its current place
+        self._heap: list[tuple[float, int, int]] = []  # (score, sequence, group), lazily valid
+        self._sequence = 0
+        self._scores: dict[int, float] = {}
 
     def __len__(self) -> int:
         """Return the number of free blocks."""
-        return len(self._lru)
+        return self._free
 
     def __contains__(self, block: int) -> bool:
         """Whether *block* is free."""
-        return block in self._lru
+        return 0 <= block < self.capacity and self._at[block] != _NOT_FREE
 
     def append(self, block: int, group: int) -> None:
-        """Add *block*, owned by *group*, at the end: reused last."""
-        self._lru[block] = group
+        """Add *block*, owned by *group*, at the end: reused last; ValueError if it is free."""
+        if self._at[block] != _NOT_FREE:
+            raise ValueError(f"block {block} is already free")
+        sentinel = self._sentinel.get(group)
+        if sentinel is None:
+            sentinel = self._open(group)
+        end = self.capacity
+        nxt, prv = self._next, self._prev
+        last = prv[end]
+        nxt[last] = block
+        prv[block] = last
+        nxt[block] = end
+        prv[end] = block
+        nxt, prv = self._gnext, self._gprev
+        last = prv[sentinel]
+        nxt[last] = block
+        prv[block] = last
+        nxt[block] = sentinel
+        prv[sentinel] = block
+        self._at[block] = sentinel
+        self._sizes[sentinel] += 1
+        self._free += 1
 
     def prepend(self, block: int, group: int) -> None:
-        """Add *block*, owned by *group*, at the front: reused first."""
-        self._lru[block] = group
-        self._lru.move_to_end(block, last=False)
+        """Add *block*, owned by *group*, at the front: reused first; ValueError if it is free."""
+        if self._at[block] != _NOT_FREE:
+            raise ValueError(f"block {block} is already free")
+        sentinel = self._sentinel.get(group)
+        if sentinel is None:
+            sentinel = self._open(group)
+        for nxt, prv, head in (
+            (self._next, self._prev, self.capacity),
+            (self._gnext, self._gprev, sentinel),
+        ):
+            first = nxt[head]
+            prv[first] = block
+            nxt[block] = first
+            prv[block] = head
+            nxt[head] = block
+        self._at[block] = sentinel
+        self._sizes[sentinel] += 1
+        self._free += 1
 
     def remove(self, block: int) -> None:
         """Take *block* out because it is used again; KeyError when it is not free."""
-        del self._lru[block]
+        if block not in self:
+            raise KeyError(block)
+        self._take(block)
 
     def pop(self, n: int, *, now: float) -> list[int]:
         """Take out and return *n* victims, first one first; ValueError if fewer are free."""
-        if n > len(self._lru):
-            msg = f"cannot evict {n} blocks: {len(self._lru)} are free"
+        if n > self._free:
+            msg = f"cannot evict {n} blocks: {self._free} are free"
             raise ValueError(msg)
-        return [self._lru.popitem(last=False)[0] for _ in range(n)]
+        self.popped += n
+        victims: list[int] = []
+        if not self.scout:
+            nxt, end = self._next, self.capacity
+            for _ in range(n):
+                block = nxt[end]
+                self._take(block)
+                victims.append(block)
+            return victims
+        gnext = self._gnext
+        while n > 0:
+            sentinel = self._first_group()
+            count = min(n, self._sizes[sentinel])
+            for _ in range(count):
+                block = gnext[sentinel]
+                self._take(block)
+                victims.append(block)
+            n -= count
+        return victims
 
     def __iter__(self) -> Iterator[int]:
         """Iterate in the order of eviction as it stands."""
-        return iter(list(self._lru))
+        return iter(list(self._walk()))
 
     def lru(self) -> Iterator[int]:
         """Iterate in the engine's own order (for handing the queue back)."""
-        return iter(list(self._lru))
+        return iter(list(self._chain(self._next, self.capacity, self.capacity)))
+
+    def after(self, block: int | None) -> Iterator[int]:
+        """
+        Iterate lazily over the blocks that go after *block*, or over all for None.
+
+        KeyError when *block* is not free. The order must not change while iterating.
+        """
+        if block is None:
+            return self._walk()
+        if block not in self:
+            raise KeyError(block)
+        if not self.scout:
+            return self._chain(self._next, block, self.capacity)
+        return self._walk_after(block)
 
     def extend(self, blocks: Iterable[int], group: int) -> None:
         """Append every block of *blocks* in turn."""
         for block in blocks:
             self.append(block, group)
+
+    def discard_all(self, blocks: Iterable[int]) -> None:
+        """Take out every block of *blocks*; those that are not free are passed over."""
+        at, take = self._at, self._take
+        for block in blocks:
+            if at[block] != _NOT_FREE:
+                take(block)
+
+    def group_sizes(self) -> dict[int, int]:
+        """Return how many free blocks each group has, groups without any left out."""
+        return {group: self._sizes[sentinel] for group, sentinel in self._sentinel.items()}
+
+    def groups(self) -> Iterable[int]:
+        """Return the groups that have free blocks, in no particular order."""
+        return self._sentinel.keys()
+
+    def score(self, group: int) -> float:
+        """Return the score of *group*; 0 when none was set."""
+        return self._scores.get(group, 0.0)
+
+    def set_score(self, group: int, score: float) -> None:
+        """Give *group* a score from now on; a higher score goes later."""
+        self._scores[group] = score
+        if group in self._sentinel:
+            key = self._keys[group]
+            if key[0] != score:
+                self._place(group)
+
+    def rescore(self, scores: Mapping[int, float]) -> None:
+        """Replace all scores; groups without a score have 0."""
+        self._scores = dict(scores)
+        get, keys = self._scores.get, self._keys
+        heap = []
+        for group in self._sentinel:
+            score = float("-inf") if group == UNHASHED else get(group, 0.0)
+            sequence = keys[group][1]
+            keys[group] = (score, sequence)
+            heap.append((score, sequence, group))
+        heapq.heapify(heap)
+        self._heap = heap
+
+    def used(self, group: int) -> None:
+        """Say that *group* was used just now: of equal scores it goes last."""
+        if group in self._sentinel:
+            self._place(group)
+
+    def _open(self, group: int) -> int:
+        if self._idle:
+            sentinel = self._idle.pop()
+        else:
+            sentinel = len(self._gnext)
+            self._gnext.append(sentinel)
+            self._gprev.append(sentinel)
+        self._gnext[sentinel] = self._gprev[sentinel] = sentinel
+        self._sentinel[group] = sentinel
+        self._group[sentinel] = group
+        self._sizes[sentinel] = 0
+        self._place(group)
+        return sentinel
+
+    def _place(self, group: int) -> None:
+        score = float("-inf") if group == UNHASHED else self._scores.get(group, 0.0)
+        self._sequence += 1
+        self._keys[group] = (score, self._sequence)
+        heapq.heappush(self._heap, (score, self._sequence, group))
+        if len(self._heap) > 64 + 4 * len(self._sentinel):
+            self._heap = [(*self._keys[each], each) for each in self._sentinel]
+            heapq.heapify(self._heap)
+
+    def _take(self, block: int) -> None:
+        nxt, prv = self._next, self._prev
+        before, behind = prv[block], nxt[block]
+        nxt[before] = behind
+        prv[behind] = before
+        nxt, prv = self._gnext, self._gprev
+        before, behind = prv[block], nxt[block]
+        nxt[before] = behind
+        prv[behind] = before
+        sentinel = self._at[block]
+        self._at[block] = _NOT_FREE
+        self._free -= 1
+        size = self._sizes[sentinel] - 1
+        if size:
+            self._sizes[sentinel] = size
+        else:
+            group = self._group.pop(sentinel)
+            del self._sizes[sentinel], self._sentinel[group], self._keys[group]
+            self._idle.append(sentinel)
+
+    def _first_group(self) -> int:
+        heap, keys = self._heap, self._keys
+        while True:
+            score, sequence, group = heap[0]
+            if keys.get(group) == (score, sequence):
+                return self._sentinel[group]
+            heapq.heappop(heap)
+
+    def _ranked(self) -> list[int]:
+        return sorted(self._sentinel, key=self._keys.__getitem__)
+
+    def _walk(self) -> Iterator[int]:
+        if not self.scout:
+            yield from self._chain(self._next, self.capacity, self.capacity)
+            return
+        for group in self._ranked():
+            sentinel = self._sentinel[group]
+            yield from self._chain(self._gnext, sentinel, sentinel)
+
+    def _walk_after(self, block: int) -> Iterator[int]:
+        sentinel = self._at[block]
+        yield from self._chain(self._gnext, block, sentinel)
+        ranked = self._ranked()
+        for group in ranked[ranked.index(self._group[sentinel]) + 1 :]:
+            yield from self._chain(self._gnext, self._sentinel[group], self._sentinel[group])
+
+    @staticmethod
+    def _chain(follow: list[int], start: int, end: int) -> Iterator[int]:
+        at = follow[start]
+        while at != end:
+            yield at
+            at = follow[at]

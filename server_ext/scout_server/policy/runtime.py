@@ -1,22 +1,40 @@
 """The policy core of one replica: the one object that every adapter drives, from one thread."""
 
-from collections.abc import Hashable, Sequence
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
-from scout_sdk._hints import SessionEvent
+from scout_sdk._hints import Hints, SessionEvent, ToolEvent, ToolState
+from scout_server.policy.agents import Agent, common_prefix
+from scout_server.policy.duel import Duel
 from scout_server.policy.facts import (
     UNOWNED,
     Assignment,
+    Finish,
     FinishFacts,
     RequestFacts,
     Segment,
 )
+from scout_server.policy.readout import AgentState, CoreState
 from scout_server.policy.retention import RetentionOrder
+from scout_server.policy.scoring import Scoring
+from scout_server.policy.sessions import Chain, Phase, Promise, Session
+from scout_server.policy.tenant import Tenant
+from scout_server.policy.transitions import END
 
-__all__ = ["PolicyCore", "PolicySettings"]
+__all__ = ["SNAPSHOT_VERSION", "PolicyCore", "PolicySettings"]
+
+_MAX_REQUESTS = 65536
+_MAX_TENANTS = 256
+_GENERIC = "~"
+_REGRET_S = 60.0
+
+SNAPSHOT_VERSION = 1
+"""Version of what PolicyCore.snapshot returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +47,28 @@ class PolicySettings:
     """Recognise agents and sessions of unhinted requests by their prefixes."""
     max_agents: Annotated[int, Ge(1)] = 256
     max_sessions: Annotated[int, Ge(1)] = 4096
+    duel: bool = True
+    """Follow our order only while it beats LRU in shadow; off: follow it always."""
+    duel_half_life: Annotated[float, Ge(1)] = 60.0
+    """Requests after which a shadow hit counts half."""
+    rescore_share: Annotated[float, Ge(0), Le(1)] = 1 / 48
+    """Scores are renewed after this share of the cache's turnover time."""
+
+
+@dataclass(slots=True)
+class _Request:
+    tenant: Tenant
+    session: Session
+    agent: Agent
+    chain: Chain
+    parts: list[tuple[int, int]]
+    """(end block, group) of the anchor's parts that the prompt has."""
+    blocks: int
+    total: int
+    known: int
+    """Leading blocks that were in use less than a minute ago."""
+    final: bool
+    warmup: bool
 
 
 class PolicyCore:
@@ -45,10 +85,58 @@ class PolicyCore:
         self.settings = settings
         self.block_tokens = block_tokens
         self.order = RetentionOrder(capacity_blocks)
+        self._enabled = settings.hints or settings.fingerprints
+        self._tenants: OrderedDict[str, Tenant] = OrderedDict()
+        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._groups = 0
+        self._seen = self._hinted = self._recognised = self._regretted = 0
+        self.scoring = Scoring(self.order, rescore_share=settings.rescore_share)
+        self.duel = Duel(capacity_blocks, self.order.score, half_life=settings.duel_half_life)
+
+    # ---- facts -----------------------------------------------------------------------------
 
     def arrive(self, facts: RequestFacts, *, now: float) -> Assignment:
         """Learn from a request's arrival; return whom it was taken for."""
-        return Assignment(agent=None, session=None, from_hint=False)
+        if not self._enabled:
+            return Assignment(agent=None, session=None, from_hint=False)
+        tenant = self._tenant(facts.tenant)
+        hints = facts.hints if self.settings.hints else None
+        blocks = facts.block_hashes
+        session, agent, hinted = self._identify(tenant, hints, blocks)
+        chain = self._chain(tenant, session, agent, blocks, learn=not facts.warmup)
+        parts = self._parts(tenant, agent, blocks)
+        known = parts[-1][0] if parts and now - agent.last_used <= _REGRET_S else 0
+        if chain.blocks and now - chain.last_used <= _REGRET_S:
+            known = min(chain.blocks, len(blocks))
+        if not facts.warmup:
+            self._learn(tenant, session, agent, hints, now)
+            tenant.agents.learn(agent, blocks, session.key)
+            tenant.sessions.tail(chain, blocks)
+            parts = self._parts(tenant, agent, blocks)
+            self._seen += 1
+            self._hinted += hinted
+            self._recognised += not hinted and agent.name != _GENERIC
+        request = _Request(
+            tenant=tenant,
+            session=session,
+            agent=agent,
+            chain=chain,
+            parts=parts,
+            blocks=len(blocks),
+            total=len(blocks),
+            known=known,
+            final=hints is not None and hints.final,
+            warmup=facts.warmup,
+        )
+        self._requests[facts.request_id] = request
+        if len(self._requests) > _MAX_REQUESTS:
+            self._requests.popitem(last=False)
+        if not facts.warmup:
+            chain.last_used = now
+            session.running += 1
+            self.scoring.touched(tenant, session, now)
+        self.tick(now=now)
+        return Assignment(agent=agent.name, session=session.key, from_hint=hinted)
 
     def segments(self, request_id: str, block_hashes: Sequence[Hashable]) -> list[Segment]:
         """
@@ -57,13 +145,313 @@ class PolicyCore:
         *block_hashes* has every full block so far, output included. Ask before its blocks are
         handed to `order`; unknown requests give one unowned segment.
         """
-        return [Segment(len(block_hashes), UNOWNED)]
+        total = len(block_hashes)
+        request = self._requests.get(request_id)
+        if request is None:
+            return [Segment(total, UNOWNED)]
+        request.total = total
+        found = [Segment(end, group) for end, group in request.parts if end <= total]
+        if not found or found[-1].end_block < total or not request.parts:
+            found.append(Segment(total, request.chain.group))
+        return found
 
     def finish(self, facts: FinishFacts, *, now: float) -> None:
         """Learn from a request's end; unknown requests are ignored."""
+        if facts.finish is Finish.PREEMPTED:
+            return
+        request = self._requests.pop(facts.request_id, None)
+        if request is None or request.warmup:
+            return
+        session, tenant = request.session, request.tenant
+        if facts.cached_tokens is not None:
+            lost = request.known - facts.cached_tokens // self.block_tokens
+            self._regretted += max(0, lost)
+        self._duel(request)
+        session.running = max(0, session.running - 1)
+        if session.running == 0 and session.phase != Phase.ENDED:
+            session.phase = Phase.GAP
+            session.since = now
+            names = "+".join(sorted({name for name, _ in facts.tools}))[:64]
+            session.kind = f"{facts.finish.value}:{names}"
+            seconds = [s for _, s in facts.tools if s is not None and math.isfinite(s) and s >= 0]
+            if seconds:
+                session.promise = Promise(said=now, back=now + max(seconds))
+        if request.final:
+            self._say_final(tenant, session, now)
+        self.scoring.touched(tenant, session, now)
 
     def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
         """Learn from the side channel; unknown sessions are remembered within bounds."""
+        if not self.settings.hints:
+            return
+        owner = self._tenant(tenant)
+        session = owner.sessions.named(event.session, hinted=True)
+        if event.tool is not None:
+            self._tool(session, event.tool, max(0.0, event.age_s), now)
+        if event.final:
+            self._say_final(owner, session, now)
+        if session.turns:
+            self.scoring.touched(owner, session, now)
 
     def tick(self, *, now: float) -> None:
         """Do the work that need not wait for an eviction; call once per engine step."""
+        if self._enabled and self.scoring.renew(self._tenants.values(), now):
+            self.duel.ours.rescored()
+
+    # ---- readout and persistence -----------------------------------------------------------
+
+    def state(self, *, now: float) -> CoreState:
+        """Return what the core knows, frozen."""
+        mode = "off" if not self._enabled else "scout" if self.order.scout else "lru"
+        agents: list[AgentState] = []
+        phases = {Phase.RUNNING: 0, Phase.GAP: 0, Phase.ENDED: 0}
+        for tenant in self._tenants.values():
+            agents.extend(
+                AgentState(
+                    tenant=tenant.name,
+                    name=agent.name,
+                    hinted=agent.hinted,
+                    anchor_blocks=len(agent.anchor),
+                    uses=agent.uses,
+                    score=max((self.order.score(g) for _, g in agent.segments), default=0.0),
+                    idle_s=max(0.0, now - agent.last_used),
+                )
+                for agent in tenant.agents
+            )
+            for session in tenant.sessions:
+                phases[session.phase] += 1
+        agents.sort(key=lambda agent: (-agent.uses, agent.tenant, agent.name))
+        return CoreState(
+            mode=mode,
+            predictability=self.predictability,
+            agents=tuple(agents),
+            sessions_running=phases[Phase.RUNNING],
+            sessions_gap=phases[Phase.GAP],
+            sessions_ended=phases[Phase.ENDED],
+            horizon_s=self.scoring.horizon,
+            evicted_blocks=self.order.popped,
+            renewals=self.scoring.renewals,
+            shadow_requests=self.duel.requests,
+            shadow_hits_scout=self.duel.hits_ours,
+            shadow_hits_lru=self.duel.hits_lru,
+            shadow_lead=self.duel.lead,
+            regretted_blocks=self._regretted,
+            requests=self._seen,
+            requests_hinted=self._hinted,
+            requests_recognised=self._recognised,
+        )
+
+    @property
+    def predictability(self) -> float:
+        """R in [0, 1]: how well the next agent can be told, for the tenant last seen busiest."""
+        busiest = max(self._tenants.values(), key=lambda tenant: tenant.started, default=None)
+        return busiest.transitions.predictability if busiest is not None else 0.0
+
+    def snapshot(self) -> dict[str, object]:
+        """Return what was learnt as plain data; live sessions and blocks are not in it."""
+        return {
+            "version": SNAPSHOT_VERSION,
+            "tenants": {name: tenant.snapshot() for name, tenant in self._tenants.items()},
+        }
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Take over a snapshot; ValueError (and no change) when it is damaged or too new."""
+        if state.get("version") != SNAPSHOT_VERSION:
+            msg = f"snapshot version {state.get('version')!r}; supported: {SNAPSHOT_VERSION}"
+            raise ValueError(msg)
+        tenants = state.get("tenants")
+        if not isinstance(tenants, dict):
+            raise ValueError("field 'tenants' of the snapshot is damaged")
+        restored: dict[str, Tenant] = {}
+        for name, value in list(tenants.items())[-_MAX_TENANTS:]:
+            tenant = self._new_tenant(str(name))
+            try:
+                tenant.restore(value)
+            except (AttributeError, KeyError, TypeError, OverflowError, ValueError) as error:
+                raise ValueError(f"tenant {name!r} of the snapshot is damaged: {error}") from error
+            restored[str(name)] = tenant
+        self._tenants.update(restored)
+
+    # ---- identity --------------------------------------------------------------------------
+
+    def _tenant(self, name: str) -> Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            self._tenants.move_to_end(name)
+            return tenant
+        tenant = self._tenants[name] = self._new_tenant(name)
+        if len(self._tenants) > _MAX_TENANTS:
+            self._tenants.popitem(last=False)
+        return tenant
+
+    def _new_tenant(self, name: str) -> Tenant:
+        return Tenant(
+            name,
+            max_agents=self.settings.max_agents,
+            max_sessions=self.settings.max_sessions,
+            new_group=self._new_group,
+        )
+
+    def _new_group(self) -> int:
+        self._groups += 1
+        return self._groups
+
+    def _identify(
+        self, tenant: Tenant, hints: Hints | None, blocks: Sequence[Hashable]
+    ) -> tuple[Session, Agent, bool]:
+        name = (hints.agent or hints.path) if hints is not None else None
+        session = agent = None
+        if name:
+            agent = tenant.agents.named(name, hinted=True)
+        if hints is not None and hints.session:
+            session = tenant.sessions.named(hints.session, hinted=True)
+        hinted = session is not None or agent is not None
+        if self.settings.fingerprints and (session is None or agent is None):
+            chain = tenant.sessions.continued(blocks)
+            if chain is not None and session is None:
+                session = tenant.sessions.named(chain.session.key, hinted=False)
+            if agent is None and chain is not None and chain.session is session:
+                agent = chain.agent
+            if agent is None:
+                agent = tenant.agents.discover(blocks)
+        if session is None:
+            session = tenant.sessions.fresh()
+        if agent is None or tenant.agents.find(agent.name) is not agent:
+            agent = tenant.agents.named(_GENERIC, hinted=False)
+        return session, agent, hinted
+
+    def _chain(
+        self,
+        tenant: Tenant,
+        session: Session,
+        agent: Agent,
+        blocks: Sequence[Hashable],
+        *,
+        learn: bool,
+    ) -> Chain:
+        current = session.chains.get(agent.symbol)
+        found = None
+        if current is not None and current.agent is agent:
+            if _continues(current, blocks):
+                found = current
+            else:
+                for old in session.old:
+                    if old.agent is agent and _continues(old, blocks):
+                        found = old
+                        break
+            if learn:
+                agent.returned(extended=found is not None)
+        if found is not None:
+            found.superseded = False
+            return found
+        return tenant.sessions.start_chain(session, agent, self._new_group())
+
+    def _parts(
+        self, tenant: Tenant, agent: Agent, blocks: Sequence[Hashable]
+    ) -> list[tuple[int, int]]:
+        shared = common_prefix(agent.anchor, blocks)
+        parts = []
+        for end, group in tenant.agents.segments(agent):
+            if end > shared:
+                break
+            parts.append((end, group))
+        return parts
+
+    # ---- learning --------------------------------------------------------------------------
+
+    def _learn(
+        self, tenant: Tenant, session: Session, agent: Agent, hints: Hints | None, now: float
+    ) -> None:
+        turn = hints.turn if hints is not None else None
+        if turn is not None and session.last_turn == (agent.symbol, turn):
+            return  # a retry
+        session.last_turn = (agent.symbol, turn)
+        trust = tenant.trust(session.agent)
+        if session.phase == Phase.ENDED:
+            tenant.transitions.retract(session.ended_by, END)
+        if session.ended_said:
+            trust.final_kept = max(0.0, trust.final_kept - 1.0)
+            session.ended_said = False
+        if session.turns and session.running == 0 and session.phase != Phase.RUNNING:
+            away = max(0.0, now - session.since)
+            if session.promise is not None:
+                said, back = session.promise.said, session.promise.back
+                own = tenant.gaps.density(session.kind, max(0.05, now - said))
+                trust.learn(back - said, now - said, own)
+            tenant.gaps.observe(session.kind, away)
+        if session.turns:
+            tenant.gaps.observe_cycle(now - session.arrived)
+            tenant.transitions.observe(session.before, session.agent, agent.symbol)
+        else:
+            tenant.transitions.observe(END, END, agent.symbol)
+            tenant.started += 1
+        session.before, session.agent = session.agent, agent.symbol
+        session.turns += 1
+        session.phase = Phase.RUNNING
+        session.since = session.arrived = now
+        session.promise = None
+        session.calls.clear()
+        session.certain = ()
+        if hints is not None and hints.next_agents:
+            known = (tenant.agents.find(each) for each in hints.next_agents[:16])
+            session.certain = tuple(sorted({each.symbol for each in known if each is not None}))
+        agent.uses += 1
+        agent.last_used = now
+        tenant.live[session.key] = session
+        tenant.live.move_to_end(session.key)
+
+    def _say_final(self, tenant: Tenant, session: Session, now: float) -> None:
+        if session.ended_said or not session.turns:
+            return
+        trust = tenant.trust(session.agent)
+        session.ended_said = True
+        trust.final_said += 1.0
+        trust.final_kept += 1.0
+        if trust.final > 0.5 and session.running == 0:
+            tenant.end(session)
+
+    def _tool(self, session: Session, tool: ToolEvent, age: float, now: float) -> None:
+        call = tool.call_id or tool.name
+        if tool.state in (ToolState.ENDED, ToolState.FAILED):
+            session.calls.pop(call, None)
+            if not session.calls and session.running == 0:
+                session.promise = None
+                session.kind = f"done:{tool.name[:64]}"
+                session.since = now - age
+            return
+        back = None
+        if tool.remaining_s is not None and math.isfinite(tool.remaining_s):
+            back = now - age + max(0.0, tool.remaining_s)
+        if len(session.calls) < 64 or call in session.calls:
+            session.calls[call] = back
+        if session.running == 0:
+            session.kind = f"tool:{tool.name[:64]}"
+        known = [each for each in session.calls.values() if each is not None]
+        if known:
+            session.promise = Promise(said=now - age, back=max(known))
+
+    # ---- whom to follow --------------------------------------------------------------------
+
+    def _duel(self, request: _Request) -> None:
+        parts: list[tuple[int, int]] = []
+        final: list[tuple[int, int]] = []
+        start = 0
+        for end, group in request.parts:
+            parts.append((group, end - start))
+            start = end
+        final.extend(parts)
+        if request.blocks > start:
+            parts.append((request.chain.group, request.blocks - start))
+        if request.total > start:
+            final.append((request.chain.group, request.total - start))
+        self.duel.step(parts, final)
+        self.order.scout = not self.settings.duel or self.duel.won
+
+
+def _continues(chain: Chain, blocks: Sequence[Hashable]) -> bool:
+    """Whether *blocks* start with what *chain* had, but for perhaps its last block."""
+    n = chain.blocks
+    for at, tail in zip((n, n - 1), chain.tails, strict=False):
+        if at <= len(blocks) and blocks[at - 1] == tail:
+            return True
+    return False

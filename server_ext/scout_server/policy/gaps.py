@@ -1,0 +1,288 @@
+"""How long a session stays away: learnt distributions, per class of gap, and hints' errors."""
+
+import math
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["GapModel", "HintTrust"]
+
+Array = npt.NDArray[np.float64]
+
+_LOW, _HIGH, _BINS = 0.01, 1e5, 96
+_STEP = math.log(_HIGH / _LOW) / _BINS
+_EDGES = _LOW * np.exp(_STEP * np.arange(_BINS + 1))
+_ERF_STEP = 0.01
+_ERF = np.array([0.5 * (1 + math.erf(x * _ERF_STEP / math.sqrt(2))) for x in range(-800, 801)])
+
+
+def normal_cdf(z: Array) -> Array:
+    """Return the standard normal distribution function of *z*, to about 1e-5."""
+    at = np.clip(z / _ERF_STEP + 800.0, 0.0, 1600.0)
+    low = np.minimum(at.astype(np.int64), 1599)
+    part = at - low
+    return np.asarray(_ERF[low] * (1 - part) + _ERF[low + 1] * part)
+
+
+def _bin(seconds: float) -> int:
+    if seconds <= _LOW:
+        return 0
+    return min(_BINS - 1, int(math.log(seconds / _LOW) / _STEP))
+
+
+class _Class:
+    __slots__ = ("cdf", "count", "dirty", "hist")
+
+    def __init__(self) -> None:
+        self.hist = np.zeros(_BINS)
+        self.count = 0.0
+        self.cdf: Array | None = None
+        self.dirty = 0
+
+    @classmethod
+    def restored(cls, value: object) -> "_Class":
+        """Return the class that a snapshot holds; ValueError when it is damaged."""
+        if not isinstance(value, list) or len(value) != 2 or len(value[1]) != _BINS:
+            raise ValueError("a gap histogram is damaged")
+        entry = cls()
+        entry.count, entry.hist = float(value[0]), np.array(value[1], dtype=np.float64)
+        entry.dirty = 1 << 20
+        if not (np.isfinite(entry.hist).all() and (entry.hist >= 0).all() and entry.count >= 0):
+            raise ValueError("a gap histogram is damaged")
+        return entry
+
+
+class GapModel:
+    """
+    Answers: how likely does a session come back within t, having been away for e?
+
+    A histogram over log-spaced bins per class of gap (why the last request ended, which tool),
+    shrunk towards that of all gaps, which is shrunk towards a lognormal fitted to it. Old gaps
+    fade. What never returned is not in here: that is the session's end, see Transitions.
+    """
+
+    HALF = 2000.0
+    """Observations after which one counts half."""
+    CLASS_PRIOR = 8.0
+    GLOBAL_PRIOR = 12.0
+
+    def __init__(self, *, max_classes: int = 256) -> None:
+        self._max = max_classes
+        self._classes: OrderedDict[str, _Class] = OrderedDict()
+        self._all = _Class()
+        self._cycles = _Class()
+        self._mean, self._square = 1.0, 1.0 + 1.5**2  # of ln gap, from a few pseudo-gaps
+        self._weight = 3.0
+        self._pmf: Array | None = None
+        self.version = 0
+
+    def observe(self, kind: str, seconds: float) -> None:
+        """Learn one gap of class *kind*."""
+        place = _bin(seconds)
+        fade = 0.5 ** (1 / self.HALF)
+        entry = self._classes.get(kind)
+        if entry is None:
+            entry = self._classes[kind] = _Class()
+            if len(self._classes) > self._max:
+                self._classes.popitem(last=False)
+        else:
+            self._classes.move_to_end(kind)
+        for each in (entry, self._all):
+            each.count = each.count * fade + 1.0
+            each.hist *= fade
+            each.hist[place] += 0.5
+            each.hist[max(0, place - 1)] += 0.25
+            each.hist[min(_BINS - 1, place + 1)] += 0.25
+            each.dirty += 1
+        log = math.log(min(max(seconds, _LOW), _HIGH))
+        self._weight = self._weight * fade + 1.0
+        rate = 1.0 / self._weight
+        self._mean += rate * (log - self._mean)
+        self._square += rate * (log * log - self._square)
+        self.version += 1
+
+    @property
+    def log_mean(self) -> float:
+        """Mean of ln gap."""
+        return self._mean
+
+    @property
+    def log_deviation(self) -> float:
+        """Standard deviation of ln gap."""
+        return math.sqrt(max(self._square - self._mean**2, 0.01))
+
+    def patience(self, deviations: float = 2.6) -> float:
+        """Return the silence in seconds after which a session is taken for ended."""
+        return math.exp(min(self._mean + deviations * self.log_deviation, 20.0))
+
+    def _global(self) -> Array:
+        if self._pmf is None or self._all.dirty > 16:
+            z = (np.log(_EDGES) - self._mean) / self.log_deviation
+            cdf = normal_cdf(z)
+            cdf[0], cdf[-1] = 0.0, 1.0
+            prior = np.diff(cdf)
+            self._pmf = (self._all.hist + self.GLOBAL_PRIOR * prior) / (
+                self._all.count + self.GLOBAL_PRIOR
+            )
+            self._all.dirty = 0
+        return self._pmf
+
+    def cdf(self, kind: str) -> Array:
+        """Return the distribution function of class *kind* at the bin edges."""
+        entry = self._classes.get(kind)
+        pmf = self._global()
+        if entry is None:
+            if self._all.cdf is None or self._all.dirty == 0:
+                self._all.cdf = np.concatenate(([0.0], np.cumsum(pmf)))
+            return self._all.cdf
+        if entry.cdf is None or entry.dirty > 0.05 * entry.count:
+            mixed = (entry.hist + self.CLASS_PRIOR * pmf) / (entry.count + self.CLASS_PRIOR)
+            entry.cdf = np.concatenate(([0.0], np.cumsum(mixed)))
+            entry.dirty = 0
+        return entry.cdf
+
+    def observe_cycle(self, seconds: float) -> None:
+        """Learn one time between two arrivals of a session."""
+        entry = self._cycles
+        fade = 0.5 ** (1 / self.HALF)
+        entry.count = entry.count * fade + 1.0
+        entry.hist *= fade
+        entry.hist[_bin(seconds)] += 1.0
+        entry.dirty += 1
+
+    def cycle(self) -> Array:
+        """Return the distribution function of the time between two arrivals of a session."""
+        entry = self._cycles
+        if entry.cdf is None or entry.dirty > 0.05 * entry.count:
+            prior = self._global()
+            mixed = (entry.hist + self.CLASS_PRIOR * prior) / (entry.count + self.CLASS_PRIOR)
+            entry.cdf = np.concatenate(([0.0], np.cumsum(mixed)))
+            entry.dirty = 0
+        return entry.cdf
+
+    def density(self, kind: str, seconds: float) -> float:
+        """Return the density of ln gap at *seconds* for class *kind*."""
+        cdf = self.cdf(kind)
+        at = _bin(seconds)
+        low, high = max(0, at - 1), min(_BINS, at + 2)
+        return float(cdf[high] - cdf[low]) / ((high - low) * _STEP)
+
+    @staticmethod
+    def at(cdfs: Array, seconds: Array) -> Array:
+        """Return row-wise F(seconds) for stacked distribution functions (S×edges, S×n)."""
+        place = np.log(np.maximum(seconds, _LOW) / _LOW) / _STEP
+        low = np.clip(place.astype(np.int64), 0, _BINS - 1)
+        part = np.clip(place - low, 0.0, 1.0)
+        left = np.take_along_axis(cdfs, low, axis=1)
+        right = np.take_along_axis(cdfs, low + 1, axis=1)
+        return np.asarray(left + (right - left) * part)
+
+    def snapshot(self) -> dict[str, object]:
+        """Return the state as plain data."""
+        return {
+            "mean": self._mean,
+            "square": self._square,
+            "weight": self._weight,
+            "cycles": [self._cycles.count, self._cycles.hist.tolist()],
+            "all": [self._all.count, self._all.hist.tolist()],
+            "classes": {
+                kind: [entry.count, entry.hist.tolist()] for kind, entry in self._classes.items()
+            },
+        }
+
+    def restore(self, state: dict[str, object]) -> None:
+        """Take over *state*; ValueError when it is damaged."""
+        fresh = GapModel(max_classes=self._max)
+        fresh._mean = float(str(state["mean"]))
+        fresh._square = float(str(state["square"]))
+        fresh._weight = float(str(state["weight"]))
+        classes = state["classes"]
+        if not isinstance(classes, dict):
+            raise ValueError("field 'classes' of the snapshot is damaged")
+        fresh._all = _Class.restored(state["all"])
+        fresh._cycles = _Class.restored(state["cycles"])
+        for kind, value in classes.items():
+            fresh._classes[str(kind)] = _Class.restored(value)
+        if not np.isfinite([fresh._mean, fresh._square, fresh._weight]).all():
+            raise ValueError("the gap model of the snapshot is not finite")
+        self.__dict__.update(fresh.__dict__)
+        self.version += 1
+
+
+class HintTrust:
+    """
+    Answers: what is one client's promise of a return time worth?
+
+    Two experts compete on every gap that came with a hint: lognormal around the hint, with the
+    client's own past bias and spread, and the learnt gaps. Weights follow their likelihoods
+    (Bayes, with forgetting), so a client that is wrong, randomly or on purpose, is soon ignored.
+    """
+
+    FORGET = 0.97
+    PRIOR = 4.0
+
+    __slots__ = ("_count", "_odds", "bias", "final_kept", "final_said", "variance")
+
+    def __init__(self) -> None:
+        self._odds = 1.5  # log odds for the hint
+        self._count = self.PRIOR
+        self.bias = 0.0
+        self.variance = 0.6**2
+        self.final_said = 0.0
+        self.final_kept = 0.0
+
+    @property
+    def weight(self) -> float:
+        """Weight of the hint against the learnt gaps, in [0, 1]."""
+        return 1.0 / (1.0 + math.exp(-min(max(self._odds, -30.0), 30.0)))
+
+    @property
+    def deviation(self) -> float:
+        """Spread of ln(real / promised)."""
+        return math.sqrt(self.variance)
+
+    @property
+    def final(self) -> float:
+        """Probability that a session ends when the client says so."""
+        return (self.final_kept + 8.0) / (self.final_said + 8.4)
+
+    def density(self, promised: float, real: float) -> float:
+        """Return the density of ln *real* under the hint."""
+        z = (math.log(real / promised) - self.bias) / self.deviation
+        return math.exp(-0.5 * z * z) / (self.deviation * math.sqrt(2 * math.pi))
+
+    def learn(self, promised: float, real: float, own_density: float) -> None:
+        """Learn from a hint of *promised* seconds that turned out *real*."""
+        promised, real = max(promised, 0.05), max(real, 0.05)
+        gain = math.log(max(self.density(promised, real), 1e-4) / max(own_density, 1e-4))
+        self._odds = min(max(self.FORGET * self._odds + gain, -12.0), 12.0)
+        error = math.log(real / promised)
+        self._count = min(self._count + 1.0, 60.0)
+        rate = 1.0 / self._count
+        delta = error - self.bias
+        self.bias += rate * delta
+        self.variance = max(
+            0.01, self.variance + rate * (delta * (error - self.bias) - self.variance)
+        )
+
+    def snapshot(self) -> list[float]:
+        """Return the state as plain data."""
+        return [
+            self._odds,
+            self._count,
+            self.bias,
+            self.variance,
+            self.final_said,
+            self.final_kept,
+        ]
+
+    def restore(self, values: object) -> None:
+        """Take over *values*; ValueError when they are damaged."""
+        if not isinstance(values, list) or len(values) != 6:
+            raise ValueError("the record of hints is damaged")
+        numbers = [float(value) for value in values]
+        if not all(math.isfinite(number) for number in numbers) or numbers[3] <= 0:
+            raise ValueError("the record of hints is damaged")
+        self._odds, self._count, self.bias, self.variance = numbers[:4]
+        self.final_said, self.final_kept = numbers[4:]
