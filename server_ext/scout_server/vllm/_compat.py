@@ -21,11 +21,12 @@ __all__ = [
     "UTILITY",
     "add_utility",
     "additional_config",
-    "base_scheduler",
     "call_engines",
     "installed_version",
     "metrics_registry",
     "problems",
+    "scheduler_class",
+    "schedules_synchronously",
 ]
 
 UTILITY = "scout_utility"
@@ -57,18 +58,23 @@ def problems() -> tuple[str, ...]:
     return tuple(violations(Path(spec.origin).parent))
 
 
-def base_scheduler() -> Any:
-    """Return the scheduler class to extend; a plain one only where the asynchronous one is gone."""
-    for module, name in (
-        ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"),
-        ("vllm.v1.core.sched.scheduler", "Scheduler"),
-    ):
+def scheduler_class(*, asynchronous: bool) -> Any:
+    """Return vLLM's own scheduler class; the plain one where the asynchronous one is gone."""
+    places = [("vllm.v1.core.sched.scheduler", "Scheduler")]
+    if asynchronous:
+        places.insert(0, ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"))
+    for module, name in places:
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
             continue
     msg = f"this vLLM ({installed_version()}) has no scheduler that Scout knows"
     raise UnsupportedError(msg)
+
+
+def schedules_synchronously(vllm_config: Any) -> bool:
+    """Whether the engine runs without asynchronous scheduling, as on CPUs."""
+    return getattr(vllm_config.scheduler_config, "async_scheduling", None) is False
 
 
 def add_utility(function: Callable[[Any, str, str], str]) -> None:

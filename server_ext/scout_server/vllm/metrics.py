@@ -102,6 +102,8 @@ def _add_histogram(
     bounds, counts = decision.get("bounds_s"), decision.get("buckets")
     if not isinstance(bounds, list) or not isinstance(counts, list):
         return
+    if len(counts) != len(bounds) + 1:
+        return
     total, buckets = 0, []
     for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
         total += int(count)

@@ -15,17 +15,12 @@ __all__ = ["ScoutScheduler"]
 
 _log = logging.getLogger(f"vllm.{__name__}")  # so that vLLM's log settings apply
 
+_Plain: Any = _compat.scheduler_class(asynchronous=False)
+_Async: Any = _compat.scheduler_class(asynchronous=True)
 
-_Base: Any = _compat.base_scheduler()
 
-
-class ScoutScheduler(_Base):  # type: ignore[misc]
-    """
-    vLLM's asynchronous scheduler; which cached block is evicted next is Scout's choice.
-
-    Chosen by `--scheduler-cls scout_server.vllm.ScoutScheduler`. On a vLLM that is not supported it
-    says so and is the stock scheduler. A wrong configuration is an error at start.
-    """
+class _Retention(_Plain):  # type: ignore[misc]
+    """Over vLLM's scheduler: everything is its own but which cached block is evicted next."""
 
     scout: Bridge | None = None
     """None: the stock scheduler, for the reason in `scout_problems`."""
@@ -33,8 +28,8 @@ class ScoutScheduler(_Base):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.scout_problems = _compat.problems()
         _compat.add_utility(answer)
+        self.scout_problems = _compat.problems()
         if not self.scout_problems:
             settings = load(document_of(_compat.additional_config(self.vllm_config)))
             try:
@@ -67,9 +62,10 @@ class ScoutScheduler(_Base):  # type: ignore[misc]
             return super().schedule(*args, **kwargs)
         self.scout.tick()
         output = super().schedule(*args, **kwargs)
-        self.scout.scheduled(
-            {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        )
+        if output.scheduled_new_reqs:
+            self.scout.scheduled(
+                {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+            )
         return output
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
@@ -87,3 +83,20 @@ class ScoutScheduler(_Base):  # type: ignore[misc]
         self.scout.release(request)
         super()._free_request_blocks(request)
         self.scout.released(request)
+
+
+class ScoutScheduler(_Retention, _Async):  # type: ignore[misc]
+    """
+    vLLM's asynchronous scheduler; which cached block is evicted next is Scout's choice.
+
+    Chosen by `--scheduler-cls scout_server.vllm.ScoutScheduler`. An engine that schedules
+    synchronously (CPUs, `--no-async-scheduling`) gets the same over vLLM's plain scheduler. On a
+    vLLM that is not supported it says so and is the stock scheduler. A wrong configuration is an
+    error at start.
+    """
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the scheduler that fits the engine's way of scheduling."""
+        if cls is ScoutScheduler and _compat.schedules_synchronously(vllm_config):
+            return _Retention(vllm_config, *args, **kwargs)
+        return super().__new__(cls)

@@ -1,0 +1,159 @@
+"""vLLM's real scheduler with and without the retention policy, side by side."""
+
+import random
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+OFF = {"policy": {"hints": False, "fingerprints": False}}
+
+
+def stock(asynchronous: bool) -> Any:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return AsyncScheduler if asynchronous else Scheduler
+
+
+def scout() -> Any:
+    from scout_server.vllm import ScoutScheduler
+
+    return ScoutScheduler
+
+
+class Traffic:
+    """Random multi-turn sessions, some aborted, told to several schedulers alike."""
+
+    def __init__(self, lab: Any, runners: list[Any], seed: int) -> None:
+        self.lab = lab
+        self.runners = runners
+        self.rng = random.Random(seed)
+        self.anchors = [
+            [self.rng.randrange(5, 1000) for _ in range(self.rng.randint(20, 150))]
+            for _ in range(4)
+        ]
+        self.sessions: list[list[int]] = []
+        self.serial = 0
+
+    def act(self) -> None:
+        rng = self.rng
+        choice = rng.random()
+        if choice < 0.3:
+            self.arrive()
+        elif choice < 0.33:
+            live = sorted(self.runners[0].scheduler.requests)
+            if live:
+                from vllm.v1.request import RequestStatus
+
+                victim = rng.choice(live)
+                for runner in self.runners:
+                    runner.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+        elif choice < 0.335:
+            everything = rng.random() < 0.5
+            for runner in self.runners:
+                runner.scheduler.reset_prefix_cache(reset_running_requests=everything)
+
+    def arrive(self) -> None:
+        rng = self.rng
+        if self.sessions and rng.random() < 0.6:
+            tokens = rng.choice(self.sessions)
+        else:
+            tokens = list(rng.choice(self.anchors))
+            self.sessions.append(tokens)
+        tokens += [rng.randrange(5, 1000) for _ in range(rng.randint(1, 40))]
+        if len(tokens) > 400:
+            self.sessions.remove(tokens)
+        self.serial += 1
+        generated = rng.choice((1, 20, 200))
+        for runner in self.runners:
+            runner.scheduler.add_request(
+                self.lab.request(
+                    runner.scheduler, f"r{self.serial}", list(tokens), max_tokens=generated
+                )
+            )
+
+
+def run_alike(lab: Any, runners: list[Any], seed: int, steps: int) -> int:
+    """Give all *runners* the same traffic; return the preemptions, after comparing every step."""
+    traffic = Traffic(lab, runners, seed)
+    for _ in range(steps):
+        traffic.act()
+        plans = [runner.step() for runner in runners]
+        for plan in plans[1:]:
+            assert plan == plans[0]
+    for runner in runners:
+        runner.drain()
+    return sum(runner.scheduler.scout.finishes["preempted"] for runner in runners[1:])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("windows", [(), ((16, 64),), ((32, 96),)], ids=["one", "two", "sizes"])
+def test_identity_off_equals_the_stock_scheduler(
+    lab: Any, runner: Any, asynchronous: bool, windows: tuple[tuple[int, int], ...]
+) -> None:
+    """
+    With identity off every step plans the same blocks, hits and preemptions as stock vLLM.
+    """
+    options = {"blocks": 50 + 25 * len(windows), "windows": windows, "asynchronous": asynchronous}
+    in_flight = 2 if asynchronous else 1
+    ours = lab.scheduler(scout(), additional=OFF, **options)
+    twins = [
+        runner(lab.scheduler(stock(asynchronous), **options), in_flight=in_flight),
+        runner(ours, in_flight=in_flight),
+    ]
+    preemptions = run_alike(lab, twins, seed=7, steps=700)
+
+    assert preemptions > 0
+    assert ours.scout.breaker.open is False
+    assert ours.scout.queue.counts.evicted > 100
+    assert ours.scout.state()["live_requests"] == 0
+
+
+def test_blocks_freed_behind_a_step_in_flight_keep_their_place(lab: Any, runner: Any) -> None:
+    """Where vLLM frees blocks only after the step in flight, plans still equal the stock ones."""
+    schedulers = [
+        lab.scheduler(stock(True), blocks=50, asynchronous=True),
+        lab.scheduler(scout(), blocks=50, asynchronous=True, additional=OFF),
+    ]
+    for scheduler in schedulers:
+        scheduler.defer_block_free = True  # what a KV connector that fills blocks switches on
+    run_alike(lab, [runner(each, in_flight=2) for each in schedulers], seed=5, steps=700)
+
+    assert schedulers[1].scout.breaker.open is False
+
+
+def test_the_scheduler_fits_the_engines_way_of_scheduling(lab: Any) -> None:
+    """Ours extends AsyncScheduler where the engine is asynchronous and Scheduler where not."""
+    asynchronous = lab.scheduler(scout(), blocks=10, asynchronous=True)
+    plain = lab.scheduler(scout(), blocks=10, asynchronous=False)
+
+    assert isinstance(asynchronous, stock(True))
+    assert isinstance(plain, stock(False))
+    assert not isinstance(plain, stock(True))
+
+
+@pytest.mark.parametrize("method", ["arrive", "segments", "finish", "tick"])
+def test_a_fault_of_the_core_leaves_the_stock_scheduler(lab: Any, runner: Any, method: str) -> None:
+    """When the core raises mid-run, the plans stay those of the stock scheduler to the end."""
+    ours = lab.scheduler(scout(), blocks=50, additional=OFF)
+    twins = [runner(lab.scheduler(stock(False), blocks=50)), runner(ours)]
+    calls = 40
+    honest = getattr(ours.scout.core, method)
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls -= 1
+        if calls == 0:
+            raise RuntimeError("planted")
+        return honest(*args, **kwargs)
+
+    setattr(ours.scout.core, method, fail)
+    run_alike(lab, twins, seed=3, steps=500)
+
+    assert ours.scout.breaker.open is True
+    assert ours.scout.breaker.faults == 1
+    assert "planted" in ours.scout.state()["breaker"]["reason"]
+    assert ours.scout.mode == "stock"
+    assert type(ours.kv_cache_manager.block_pool.free_block_queue).__module__.startswith("vllm")

@@ -1,0 +1,341 @@
+"""The middleware between a client and vLLM, over a recording app; vLLM is not needed."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scout_sdk import Evidence, HintOutcome, Hints, ToolEvent, ToolState, _wire
+from scout_server.vllm import ScoutMiddleware
+from scout_server.vllm.link import EngineLink
+from scout_server.vllm.middleware import PATHS, with_xargs
+
+HINTS = Hints(
+    session="s 1",
+    agent="plänner",
+    turn=3,
+    tools=(
+        ToolEvent(name="shell", state=ToolState.STARTED, remaining_s=5.0, evidence=Evidence.SLEEP),
+    ),
+    next_agents=("coder",),
+)
+BODY = b'{"model": "m",  "n": 1.0, "messages": []}'
+
+
+class App:
+    """Reads a request as vLLM would and answers with two chunks."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.scope: Any = None
+        self.messages: list[Any] = []
+        self.state = SimpleNamespace(args=SimpleNamespace(additional_config={}))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scope = scope
+        more = scope["type"] == "http"
+        while more:
+            message = await receive()
+            self.messages.append(message)
+            if message["type"] != "http.request":
+                break
+            self.body += message.get("body", b"")
+            more = message.get("more_body", False)
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"x-app", b"there")]}
+        )
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: 2\n\n", "more_body": False})
+
+
+async def call(
+    app: App,
+    *,
+    headers: Mapping[str, str] | list[tuple[bytes, bytes]] = (),  # type: ignore[assignment]
+    body: bytes = BODY,
+    path: str = "/v1/chat/completions",
+    method: str = "POST",
+    chunk: int = 7,
+    extra: list[Any] | None = None,
+) -> list[Any]:
+    pairs = (
+        [(k.encode(), v.encode()) for k, v in dict(headers).items()]
+        if not isinstance(headers, list)
+        else headers
+    )
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": [*pairs, (b"content-length", str(len(body)).encode())],
+        "app": app,
+    }
+    parts = [body[i : i + chunk] for i in range(0, len(body), chunk)] or [b""]
+    incoming = [
+        {"type": "http.request", "body": part, "more_body": i < len(parts) - 1}
+        for i, part in enumerate(parts)
+    ] + (extra or [])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return incoming.pop(0) if incoming else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await ScoutMiddleware(app)(scope, receive, send)
+    return sent
+
+
+def outcome_of(sent: list[Any]) -> dict[str, HintOutcome]:
+    headers = dict(sent[0]["headers"])
+    return _wire.decode_outcome(headers.get(b"x-scout-outcome", b"").decode())
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+async def test_hints_become_xargs(path: str) -> None:
+    """Headers of a hinted request arrive as xargs that decode to the same hints."""
+    app = App()
+    sent = await call(app, headers=_wire.encode(HINTS), path=path)
+    parsed = json.loads(app.body)
+
+    assert _wire.from_xargs(parsed.pop("vllm_xargs")) == HINTS
+    assert parsed == json.loads(BODY)
+    assert int(dict(app.scope["headers"])[b"content-length"]) == len(app.body)
+    assert outcome_of(sent)["agent"] is HintOutcome.ACCEPTED
+
+
+async def test_unhinted_requests_are_not_read() -> None:
+    """Without hints and credentials the app gets the messages as they came."""
+    app = App()
+    sent = await call(app)
+
+    assert app.body == BODY
+    assert len(app.messages) == -(-len(BODY) // 7)
+    assert b"x-scout-outcome" not in dict(sent[0]["headers"])
+
+
+async def test_streams_pass_untouched() -> None:
+    """Response chunks arrive one by one as the app sent them, with its headers kept."""
+    sent = await call(App(), headers=_wire.encode(HINTS))
+
+    assert [message.get("body") for message in sent[1:]] == [b"data: 1\n\n", b"data: 2\n\n"]
+    assert (b"x-app", b"there") in sent[0]["headers"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'"text"',
+        b"{",
+        b'{"a": 1} trailing',
+        b"\xff\xfe{\x00}\x00",
+        b"[" * 100_000,
+        b'{"vllm_xargs": "no mapping"}',
+        b'{"a": "\xff"}',
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+async def test_what_is_no_json_object_passes_unchanged(body: bytes) -> None:
+    """A body that cannot take xargs reaches vLLM byte for byte, and its hints are ignored."""
+    app = App()
+    sent = await call(app, headers=_wire.encode(HINTS), body=body, chunk=4096)
+
+    assert app.body == body
+    assert set(outcome_of(sent).values()) == {HintOutcome.IGNORED}
+
+
+async def test_bodies_over_the_bound_pass_unchanged() -> None:
+    """A body above max_body_bytes streams through, byte for byte."""
+    app = App()
+    app.state.args.additional_config = {"scout": {"vllm": {"max_body_bytes": 20}}}
+    sent = await call(app, headers=_wire.encode(HINTS))
+
+    assert app.body == BODY
+    assert outcome_of(sent)["session"] is HintOutcome.IGNORED
+
+
+async def test_the_users_xargs_win() -> None:
+    """What the body says in vllm_xargs stays; ours fill the gaps."""
+    app = App()
+    body = b'{"vllm_xargs": {"scout_agent": "mine", "other": [1, 2]}, "n": 2}'
+    await call(app, headers=_wire.encode(HINTS), body=body)
+    xargs = json.loads(app.body)["vllm_xargs"]
+
+    assert xargs["scout_agent"] == "mine"
+    assert xargs["other"] == [1, 2]
+    assert xargs["scout_session"] == HINTS.session
+
+
+async def test_null_xargs_are_absent_ones() -> None:
+    """`"vllm_xargs": null` counts as not said."""
+    app = App()
+    await call(app, headers=_wire.encode(HINTS), body=b'{"vllm_xargs": null}')
+
+    assert _wire.from_xargs(json.loads(app.body)["vllm_xargs"]) == HINTS
+
+
+async def test_the_tenant_cannot_be_forged() -> None:
+    """The tenant stands for the credentials; what a client writes there is overwritten."""
+    app = App()
+    body = b'{"vllm_xargs": {"scout_tenant": "somebody else"}}'
+    await call(app, headers={"authorization": "Bearer secret"}, body=body)
+    tenant = json.loads(app.body)["vllm_xargs"]["scout_tenant"]
+
+    assert tenant != "somebody else"
+    assert "secret" not in app.body.decode()
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/completions"), ("POST", "/v1/models")])
+async def test_other_requests_are_left_alone(method: str, path: str) -> None:
+    """Only generation requests are touched."""
+    app = App()
+    await call(app, headers=_wire.encode(HINTS), method=method, path=path)
+
+    assert app.body == BODY
+
+
+async def test_a_client_that_hangs_up_is_reported_to_the_app() -> None:
+    """A disconnect in mid-body reaches the app, after what was read before it."""
+    app = App()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(k.encode(), v.encode()) for k, v in _wire.encode(HINTS).items()],
+        "app": app,
+    }
+    incoming = [
+        {"type": "http.request", "body": b'{"a"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Any:
+        return incoming.pop(0)
+
+    async def send(message: Any) -> None:
+        pass
+
+    await ScoutMiddleware(app)(scope, receive, send)
+    assert [message["type"] for message in app.messages] == ["http.request", "http.disconnect"]
+    assert app.body == b'{"a"'
+
+
+async def test_other_connections_pass() -> None:
+    """Lifespan and websocket scopes go straight to the app."""
+    app = App()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nothing to read")
+
+    await ScoutMiddleware(app)({"type": "websocket"}, receive, send)
+    assert app.scope == {"type": "websocket"}
+
+
+async def test_an_engine_without_scout_ignores_hints() -> None:
+    """Once the engines said that they run without Scout, outcomes say `ignored`."""
+
+    async def answer(operation: str, argument: str) -> list[str]:
+        return ['{"mode": "stock"}']
+
+    app = App()
+    app.state.scout = EngineLink(answer, timeout_s=1.0)
+    await call(app, path="/metrics", method="GET")
+    sent = await call(app, headers=_wire.encode(HINTS))
+
+    assert set(outcome_of(sent).values()) == {HintOutcome.IGNORED}
+
+
+async def test_a_scrape_does_not_wait_for_a_silent_engine() -> None:
+    """/metrics is answered though the engine never answers; only one question is in flight."""
+    asked = 0
+
+    async def answer(operation: str, argument: str) -> list[str]:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+        return []
+
+    app = App()
+    app.state.scout = EngineLink(answer, timeout_s=0.01)
+    for _ in range(3):
+        sent = await call(app, path="/metrics", method="GET")
+        assert sent[0]["status"] == 200
+    assert asked == 1
+    assert app.state.scout.failures == 3
+    app.state.scout._flight.cancel()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    body=st.dictionaries(st.text(), JSON, max_size=4),
+    indent=st.sampled_from([None, 1]),
+    ascii_only=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_rest_of_a_body_keeps_its_value(
+    body: dict[str, Any], indent: int | None, ascii_only: bool
+) -> None:
+    """Adding xargs changes nothing else in any JSON object, however it is written."""
+    text = json.dumps(body, indent=indent, ensure_ascii=ascii_only)
+    raw = text.encode("utf-8", "surrogatepass")
+    changed = with_xargs(raw, {"scout_agent": "a"})
+    if changed is None:
+        return  # lone surrogates that are not valid UTF-8
+    parsed = json.loads(changed)
+    assert parsed.pop("vllm_xargs")["scout_agent"] == "a"
+    body.pop("vllm_xargs", None)
+    assert parsed == body
+
+
+@given(
+    headers=st.lists(
+        st.tuples(
+            st.sampled_from(
+                [
+                    b"X-Scout-Version",
+                    b"x-scout-session",
+                    b"x-scout-agent",
+                    b"x-scout-tools",
+                    b"x-scout-next",
+                    b"x-scout-turn",
+                    b"x-session-id",
+                    b"authorization",
+                ]
+            ),
+            st.binary(max_size=200),
+        ),
+        max_size=12,
+    ),
+    body=st.binary(max_size=60) | st.just(BODY),
+)
+@settings(max_examples=200, deadline=None)
+def test_hostile_headers_and_bodies_never_fail_a_request(
+    headers: list[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """Whatever is sent, the app is called once, with a body that is the same or a JSON object."""
+    app = App()
+    sent = asyncio.run(call(app, headers=headers, body=body, chunk=4096))
+
+    assert sent[0]["status"] == 200
+    if app.body != body:
+        parsed = json.loads(app.body)
+        parsed.pop("vllm_xargs")
+        assert parsed == json.loads(body)
