@@ -23,7 +23,7 @@ from scout_sdk._sleeping.span import Budget, Span
 
 __all__ = ["Bound", "Expectation", "expected_seconds", "expected_seconds_of_call"]
 
-_MAX_CHARS = 16_384
+_MAX_CHARS = 8_192
 _MAX_ARGUMENTS = 64
 _SPEAKS = re.compile(r"sleep|timeout|wait_for|max-time|-m\s*\d|-t\s*\d|fail_after|move_on", re.I)
 _POWERSHELL = re.compile(r"(?<![\w\"'-])start-sleep\b", re.I)

@@ -10,7 +10,7 @@ from scout_sdk._sleeping.words import Arithmetic, Literal, Part, Substitution, V
 
 __all__ = ["MAX_ITEMS", "arithmetic", "expand", "text_of"]
 
-MAX_ITEMS = 100_000
+MAX_ITEMS = 10_000
 """Words that one loop may run over."""
 
 _RANGE = re.compile(r"\{(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?\}")

@@ -73,7 +73,7 @@ def seconds_of(text: str | None) -> float | None:
 class Budget:
     """Bounds the work of one question: steps in all, and how deep they nest."""
 
-    def __init__(self, steps: int = 4000, depth: int = 24) -> None:
+    def __init__(self, steps: int = 2000, depth: int = 24) -> None:
         self._steps = steps
         self._depth = depth
 
