@@ -11,7 +11,7 @@ from scout_server.policy.runtime import PolicyCore, PolicySettings
 from scout_server.replica.hooks import Admission, VictimChoice, WaitingQueue
 from scout_server.replica.latency import LatencyModel, SpanLatency, StepBatch
 from scout_server.replica.pool import BlockPool, EvictionHook
-from scout_server.replica.request import Request
+from scout_server.replica.request import Request, State
 from scout_server.replica.scheduler import BatchScheduler, BatchSettings
 
 __all__ = ["Counters", "Replica", "RequestTooLargeError", "StepResult"]
@@ -107,6 +107,8 @@ class Replica:
         """End of the run of steps being computed; None: idle."""
         self._left = 0
         """Steps of that run that have not ended, the current one included."""
+        self._late: list[Request] = []
+        """Requests that arrived after the next step was scheduled (schedule_ahead)."""
         self._wake = math.inf
         """When an idle replica that has work should try again."""
 
@@ -120,7 +122,7 @@ class Replica:
     @property
     def waiting_count(self) -> int:
         """Number of waiting requests."""
-        return len(self.scheduler.queue)
+        return len(self.scheduler.queue) + len(self._late)
 
     @property
     def unfinished(self) -> int:
@@ -183,9 +185,14 @@ class Replica:
             ),
             now=now,
         )
-        self.scheduler.add(request, now)
         if self._end is None:
+            self.scheduler.add(request, now)
             self._wake = now
+        elif self.settings.schedule_ahead:
+            request.state = State.WAITING
+            self._late.append(request)
+        else:
+            self.scheduler.add(request, now)
         return assignment
 
     def event(self, event: SessionEvent, now: float, *, tenant: str = "") -> None:
@@ -199,7 +206,11 @@ class Replica:
         if request is None:
             return None
         self._interrupt(now)
-        self.scheduler.remove(request, now)
+        if request in self._late:
+            self._late.remove(request)
+            request.state = State.FINISHED
+        else:
+            self.scheduler.remove(request, now)
         request.finish = Finish.ABORT
         self.counters.aborted += 1
         self._forget(request, now)
@@ -282,7 +293,7 @@ class Replica:
             now = self._now = self._end
             self._complete(now, result)
         self._now = now
-        if self.scheduler.running or len(self.scheduler.queue):
+        if self.scheduler.running or len(self.scheduler.queue) or self._late:
             self._begin(now)
             result.preempted = self.scheduler.batch.preempted
         return result
@@ -327,6 +338,9 @@ class Replica:
     def _begin(self, now: float) -> None:
         self.core.tick(now=now)
         scheduler = self.scheduler
+        if self._late and not scheduler.running and not len(scheduler.queue):
+            # Nothing was scheduled ahead, so nothing is in the way.
+            self._join(now)
         batch = scheduler.schedule(now)
         if batch.preempted:
             self.counters.preemptions += len(batch.preempted)
@@ -334,9 +348,14 @@ class Replica:
                 self.core.finish(self._facts(request, Finish.PREEMPTED), now=now)
         for request in batch.admitted:
             self._count(request)
+        joined = bool(self._late)
+        if joined:
+            self._join(now)
+            batch.steady = False
         if not batch.requests:
             # Nothing fits or the admission hook refuses; the latter may change its mind.
-            self._wake = batch.retry_at if not batch.preempted else now
+            again = batch.preempted or joined
+            self._wake = now if again else batch.retry_at
             return
         spans = self._spans
         steps = 1
@@ -352,6 +371,12 @@ class Replica:
         self._left = steps
         self._end = now + seconds
         self.counters.busy_s += seconds
+
+    def _join(self, now: float) -> None:
+        """Let the requests wait that came too late for the step that is scheduled."""
+        for request in self._late:
+            self.scheduler.add(request, now)
+        self._late.clear()
 
     def _step_batch(self) -> StepBatch:
         batch = self.scheduler.batch

@@ -36,6 +36,9 @@ class BatchSettings:
     """Most tokens of one chunk when several requests are there; 0: no limit of its own."""
     reserve_full_prompt: bool = True
     """Admit a request only when all of its tokens so far fit, not only the first chunk."""
+    schedule_ahead: bool = False
+    """A step is scheduled while the one before it runs, as vLLM does with asynchronous scheduling:
+    a request that arrives during a step is considered one step later."""
 
 
 class Batch:
@@ -105,6 +108,7 @@ class BatchScheduler:
     """
 
     __slots__ = (
+        "_blocked",
         "_bt",
         "admission",
         "batch",
@@ -136,6 +140,8 @@ class BatchScheduler:
         self.running: list[Request] = []
         self.batch = Batch()
         self._bt = settings.block_tokens
+        self._blocked: tuple[Request, int, int | None] | None = None
+        """Who was refused for want of blocks, how many it needed, the hash that it missed first."""
 
     @property
     def waiting_count(self) -> int:
@@ -223,6 +229,10 @@ class BatchScheduler:
             if not self.admission.admit(request, self, now):
                 batch.retry_at = self.admission.horizon(now)
                 break
+            if self._still_blocked(request):
+                assert self._blocked is not None
+                batch.missing_hash = self._blocked[2]
+                break
             tokens = request.prompt_tokens + request.generated
             hits = pool.lookup(request.hashes, (tokens - 1) // bt)
             cached = len(hits) * bt
@@ -236,7 +246,10 @@ class BatchScheduler:
             if (end + bt - 1) // bt - len(hits) > free:
                 if len(hits) < len(request.hashes):
                     batch.missing_hash = request.hashes[len(hits)]
+                needed = (end + bt - 1) // bt - len(hits)
+                self._blocked = (request, needed, batch.missing_hash)
                 break
+            self._blocked = None
             queue.remove(request)
             pool.touch(hits)
             need = (cached + count + bt - 1) // bt - len(hits)
@@ -253,6 +266,21 @@ class BatchScheduler:
             batch.add(request, count)
             budget -= count
         batch.steady = not batch.admitted
+
+    def _still_blocked(self, request: Request) -> bool:
+        """
+        Whether *request* was refused before and must be again, found out without a lookup.
+
+        Without the hash that it missed, it can only find less than then, and so need more.
+        """
+        if self._blocked is None:
+            return False
+        who, needed, missing = self._blocked
+        return (
+            who is request
+            and needed > self.pool.free_blocks
+            and (missing is None or self.pool.find(missing) is None)
+        )
 
     def _insert(self, request: Request, tokens: int) -> None:
         """Make the blocks of *request* that *tokens* fill findable."""
@@ -279,6 +307,7 @@ class BatchScheduler:
         self.release(victim)
         victim.preemptions += 1
         victim.state = State.WAITING
+        self._blocked = None
         self.queue.push_back(victim, now)
         batch.preempted.append(victim)
 
