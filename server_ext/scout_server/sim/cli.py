@@ -10,12 +10,13 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from scout_sdk._errors import ScoutError
-from scout_server.report import command_line, emit
+from scout_sdk._errors import ConfigError, ScoutError
+from scout_server.report import Target, command_line, emit
 from scout_server.sim.record import CellRecord
 from scout_server.sim.scenario import Scenario, defaults_yaml, load_document, scenario_of
 from scout_server.sim.sweep import Axis, axes_of, combine, split_axes
 from scout_server.sim.sweep import sweep as run_sweep
+from scout_server.sim.validate import load_run, replay, run_latency, tables_beside
 
 __all__ = ["sim_app"]
 
@@ -171,3 +172,46 @@ def sweep_command(
     except ScoutError as error:
         raise _fail(error) from error
     _report(records, seed=scenario.seed, as_json=json_output, out=out)
+
+
+@sim_app.command("validate")
+def validate_command(
+    path: Annotated[
+        Path | None, typer.Argument(help="Folder of the run (requests.jsonl and meta.json).")
+    ] = None,
+    against: Annotated[str, typer.Option(help="measured-run.")] = "measured-run",
+    tables: Annotated[
+        Path | None, typer.Option(help="Layer tables; none: those beside the run.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Compare the simulator with what was measured; nothing is fitted on the run."""
+    try:
+        if against != "measured-run":
+            raise ConfigError(f"--against {against!r} is unknown; known: measured-run")
+        if path is None:
+            raise ConfigError("--against measured-run needs the folder of a run")
+        run = load_run(path)
+        found = tables if tables is not None else tables_beside(path, run)
+        errors, replica = replay(run, run_latency(run, found))
+    except ScoutError as error:
+        raise _fail(error) from error
+    results: dict[str, object] = {
+        "figures": [
+            {
+                "figure": e.name,
+                "measured": e.measured,
+                "simulated": e.simulated,
+                "error %": 100 * e.error,
+            }
+            for e in errors
+        ],
+        "run": run.name,
+        "tables": found.name,
+        "requests": len(run.requests),
+        "KV blocks": run.kv_blocks,
+        "engine steps": replica.counters.steps,
+        "preemptions": replica.counters.preemptions,
+    }
+    targets = [Target.at_most(f"|error| of {e.name}", abs(e.error), 0.05) for e in errors[:4]]
+    emit(Console(), command_line(), None, results, targets, json_output)

@@ -24,6 +24,6 @@ def latency_of(
     if kind == "roofline" or kind == "fitted":
         return RooflineLatency(model=model, gpu=gpu, tensor_parallel=tensor_parallel)
     if kind == "tables":
-        return load_llmservingsim(Path(tables), layers=model.layers)
+        return load_llmservingsim(Path(tables), layers=model.layers, spans=True)
     msg = f"unknown latency model {kind!r}; known: calibrated, fitted, roofline, tables"
     raise ConfigError(msg)

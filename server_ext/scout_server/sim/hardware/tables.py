@@ -1,8 +1,9 @@
 """Step times from measured layer tables (LLMServingSim's profile format)."""
 
 import csv
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import yaml
 from scout_sdk._errors import ConfigError
 from scout_server.replica.latency import StepBatch
 
-__all__ = ["AttentionTable", "Curve", "TableLatency", "load_llmservingsim"]
+__all__ = ["AttentionTable", "Curve", "SpanTableLatency", "TableLatency", "load_llmservingsim"]
 
 _PER_LAYER = ("qkv_proj", "rotary_emb", "o_proj", "gate_up_proj", "act_fn", "down_proj")
 
@@ -26,6 +27,11 @@ class Curve:
             raise ConfigError(msg)
         self._x = [x for x, _ in ordered]
         self._y = [y for _, y in ordered]
+
+    @property
+    def places(self) -> Sequence[float]:
+        """Return where it was measured."""
+        return self._x
 
     def __call__(self, x: float) -> float:
         """Return the value at *x*; below the first point, the first value."""
@@ -69,6 +75,12 @@ class AttentionTable:
             found = self._time.get(key)
         self._cache[cell] = found
         return found
+
+    def next_context(self, context: float) -> float:
+        """Return the next measured context above *context*, or infinity."""
+        axis = self._axes[3]
+        at = bisect_right(axis, context)
+        return axis[at] if at < len(axis) - 1 else math.inf
 
     def __call__(self, chunk: float, history: float, sequences: float, context: float) -> float:
         """Return the microseconds of one layer; corners that were not measured are left out."""
@@ -123,11 +135,15 @@ class TableLatency:
     def step_s(self, batch: StepBatch) -> float:
         """Return the seconds of one step."""
         decode = batch.decode
-        sequences = len(decode)
-        tokens = sequences
+        longest = max(decode) if self.skew and len(decode) > 1 else 0
+        return self._step_s(batch.prefill, len(decode), sum(decode), longest)
+
+    def _step_s(
+        self, prefill: Sequence[tuple[int, int]], sequences: int, context: float, longest: int
+    ) -> float:
+        tokens = outputs = sequences
         work = 0.0
-        outputs = sequences
-        for new, old in batch.prefill:
+        for new, old in prefill:
             tokens += new
             work += new * (old + new / 2)
             outputs += 1
@@ -136,18 +152,46 @@ class TableLatency:
         chunk = tokens - sequences
         # One chunk with the same work as all chunks together.
         history = max(work / chunk - chunk / 2, 0.0) if chunk else 0.0
-        context = sum(decode) / sequences if sequences else 0.0
-        attention = self.attention(chunk, history, sequences, context)
-        if self.skew and sequences > 1:
-            longest = self.attention(chunk, history, sequences, max(decode))
-            attention += self.skew * (longest - attention)
+        mean = context / sequences if sequences else 0.0
+        attention = self.attention(chunk, history, sequences, mean)
+        if longest:
+            held_up = self.attention(chunk, history, sequences, longest)
+            attention += self.skew * (held_up - attention)
+        sizes = self.captured_sizes
         padded = tokens
-        if self.captured_sizes and tokens <= self.captured_sizes[-1]:
-            padded = self.captured_sizes[
-                min(bisect_right(self.captured_sizes, tokens - 1), len(self.captured_sizes) - 1)
-            ]
+        if sizes and tokens <= sizes[-1]:
+            padded = sizes[bisect_left(sizes, tokens)]
         total = self.per_token(padded) + self.layers * attention + self.per_sequence(outputs)
         return (total + self.overhead_us) * 1e-6
+
+
+class SpanTableLatency(TableLatency):
+    """The same tables without the skew term, so that a run of decode steps is one question."""
+
+    def mixed_s(
+        self, prefill: Sequence[tuple[int, int]], sequences: int, context_tokens: int
+    ) -> float:
+        """Return the seconds of one step; see SpanLatency."""
+        return self._step_s(prefill, sequences, context_tokens, 0)
+
+    def span_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        """Return the seconds of a run: linear between the contexts that were measured."""
+        total = 0.0
+        done = 0
+        while done < steps:
+            mean = context_tokens / sequences + done
+            edge = self.attention.next_context(mean)
+            # Steps up to the next measured context; at least the two ends of a straight piece.
+            length = min(max(int(edge - mean) + 1, 1), steps - done)
+            first = self.mixed_s((), sequences, context_tokens + done * sequences)
+            if length == 1:
+                total += first
+            else:
+                last_tokens = context_tokens + (done + length - 1) * sequences
+                last = self.mixed_s((), sequences, last_tokens)
+                total += length * (first + last) / 2
+            done += length
+        return total
 
 
 def _rows(path: Path, names: Sequence[str]) -> list[list[str]]:
@@ -182,18 +226,31 @@ def _curves(path: Path, size: str) -> dict[str, Curve]:
     return {layer: Curve(values) for layer, values in points.items()}
 
 
+def _measured_skew(described: Mapping[str, object]) -> float:
+    fit = described.get("skew_fit")
+    if isinstance(fit, Mapping) and fit.get("enabled"):
+        degrees = fit.get("per_tp")
+        one = degrees.get(1) if isinstance(degrees, Mapping) else None
+        alpha = one.get("alpha_default") if isinstance(one, Mapping) else None
+        if isinstance(alpha, int | float):
+            return float(alpha)
+    return 0.0
+
+
 def load_llmservingsim(
     folder: Path,
     *,
     layers: int,
     captured_sizes: tuple[int, ...] = (),
-    skew: float = 0.0,
+    skew: float | None = None,
     overhead_us: float = 0.0,
+    spans: bool = False,
 ) -> TableLatency:
     """
     Load dense.csv, attention.csv, per_sequence.csv of *folder*; ConfigError names what is wrong.
 
-    *layers*: the model's; the tables hold the kernels of one.
+    *layers*: the model's; the tables hold the kernels of one. *skew*: None takes what the profiler
+    measured (meta.yaml), 0 when it did not. *spans*: without skew, for long simulations.
     """
     wanted = ("dense.csv", "attention.csv", "per_sequence.csv")
     missing = [name for name in wanted if not (folder / name).is_file()]
@@ -203,11 +260,11 @@ def load_llmservingsim(
     meta = folder / "meta.yaml"
     if meta.is_file():
         described = yaml.safe_load(meta.read_text(encoding="utf-8"))
-        if described.get("tp_degrees", [1]) != [1]:
-            msg = (
-                f"{meta.name}: tables of tensor-parallel degree {described['tp_degrees']}; need [1]"
-            )
+        if 1 not in described.get("tp_degrees", [1]):
+            msg = f"{meta.name}: tables of tensor-parallel degree {described['tp_degrees']}; 1 is needed"
             raise ConfigError(msg)
+        if skew is None:
+            skew = _measured_skew(described)
     dense = _curves(folder / "dense.csv", "tokens")
     ends = _curves(folder / "per_sequence.csv", "sequences")
     lacking = [name for name in (*_PER_LAYER, "layernorm") if name not in dense]
@@ -222,14 +279,15 @@ def load_llmservingsim(
         block = 2 * dense["layernorm"](tokens) + sum(dense[name](tokens) for name in _PER_LAYER)
         return layers * block + once
 
-    sizes = sorted({x for curve in dense.values() for x in curve._x})
-    counts = sorted({x for curve in ends.values() for x in curve._x})
+    sizes = sorted({x for curve in dense.values() for x in curve.places})
+    counts = sorted({x for curve in ends.values() for x in curve.places})
     names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     attention = [
         (row[0], row[1], row[2], row[3], row[4])
         for row in _numbers(folder / "attention.csv", names)
     ]
-    return TableLatency(
+    kind = SpanTableLatency if spans else TableLatency
+    return kind(
         layers=layers,
         per_token=Curve((size, whole_step(size)) for size in sizes),
         attention=AttentionTable(attention),
@@ -237,6 +295,6 @@ def load_llmservingsim(
             (count, sum(curve(count) for curve in ends.values())) for count in counts
         ),
         captured_sizes=captured_sizes,
-        skew=skew,
+        skew=skew or 0.0,
         overhead_us=overhead_us,
     )
