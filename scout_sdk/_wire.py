@@ -170,7 +170,7 @@ def _collect(headers: Any) -> tuple[dict[str, list[bytes]], set[str], int]:
     """Return our lines by field, the fields that are over the limit, and the size of all."""
     lines: dict[str, list[bytes]] = {}
     spilt: set[str] = set()
-    size = 0
+    size = kept = 0
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     for count, (raw_name, raw_value) in enumerate(pairs):
         if count >= MAX_HEADER_LINES:
@@ -181,10 +181,12 @@ def _collect(headers: Any) -> tuple[dict[str, list[bytes]], set[str], int]:
         field = _NAMES.get(name.lower())
         if field is None:
             continue
-        size += len(name) + len(raw_value) + 4
-        if size > MAX_HEADERS_BYTES:
+        octets = len(name) + len(raw_value) + 4
+        size += octets
+        if kept + octets > MAX_HEADERS_BYTES:
             spilt.add(field)
             continue
+        kept += octets
         value = raw_value if isinstance(raw_value, bytes) else raw_value.encode("utf-8", "replace")
         value = value.strip(b" \t")
         if value:
