@@ -55,6 +55,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("tenancy", "scout_server.tenancy:TenancySettings"),
     Section("embedded", "scout_server.embedded.settings:EmbeddedSettings"),
     Section("vllm", "scout_server.vllm.settings:VllmSettings"),
+    Section("gateway", "scout_server.gateway.settings:GatewaySettings"),
 )
 """Every section, in the order of the documentation."""
 

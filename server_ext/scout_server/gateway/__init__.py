@@ -1,1 +1,1 @@
-"""TAO in front of N OpenAI-compatible servers, in one process."""
+"""TAO in front of many OpenAI-compatible servers, as one process."""

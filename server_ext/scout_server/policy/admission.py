@@ -58,6 +58,19 @@ class _Left:
     tokens: int
     slots: int
     prefixes: set[str]
+    taken: int = 0
+    """Sessions placed by this plan."""
+
+    def crowd(self) -> tuple[int, int, int, int, str]:
+        """Return how full the node is; less is emptier, and no two nodes are equal."""
+        room = self.room
+        return (
+            -self.tokens,
+            -self.slots,
+            room.resident + self.taken,
+            room.served + self.taken,
+            room.node,
+        )
 
     def size(self, candidate: Candidate) -> int:
         """Return the tokens *candidate* would take here."""
@@ -80,6 +93,7 @@ class _Left:
         """Place *candidate* here."""
         self.tokens -= min(self.size(candidate), max(self.room.capacity, self.room.tokens))
         self.slots -= int(candidate.waiting)
+        self.taken += int(candidate.waiting)
         if candidate.prefix is not None:
             self.prefixes.add(candidate.prefix)
 
@@ -225,9 +239,7 @@ def _best(
         key=lambda n: (
             tuple(-v for v in evaluator.values(candidate, n)),
             n != candidate.origin,
-            -left[n].tokens,
-            -left[n].slots,
-            n,
+            left[n].crowd(),
         ),
     )
 
@@ -264,13 +276,7 @@ def _spread(
             break
         node = min(
             equal,
-            key=lambda n: (
-                n != candidate.origin,
-                left[n].size(candidate),
-                -left[n].tokens,
-                -left[n].slots,
-                n,
-            ),
+            key=lambda n: (n != candidate.origin, left[n].size(candidate), left[n].crowd()),
         )
         left[node].take(candidate)
         spread[candidate.key] = node

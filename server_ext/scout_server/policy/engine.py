@@ -143,8 +143,7 @@ class TaoEngine:
 
     def submit(self, turn: Turn, *, now: float) -> bool:
         """Put a request into the pool; False: the pool is full and it was not taken."""
-        if turn.prefix_tokens >= turn.tokens:
-            turn = replace(turn, prefix_tokens=max(0, turn.tokens - 1))
+        turn = _named_prefix(turn)
         old = self.waiting.get(turn.key)
         booking = self.ledger.release(turn.key)
         if old is None and len(self.waiting) >= self.settings.max_waiting:
@@ -384,6 +383,10 @@ class TaoEngine:
 
     def _rooms(self) -> list[Room]:
         rooms = []
+        resident: dict[str, int] = {}
+        for session in self.ledger.sessions.values():
+            if session.origin is not None and not session.running:
+                resident[session.origin] = resident.get(session.origin, 0) + 1
         for node in sorted(self.ledger.nodes.values(), key=lambda n: n.name):
             if not node.up or node.draining:
                 continue
@@ -399,6 +402,8 @@ class TaoEngine:
                     prefixes=self.ledger.prefixes(node.name),
                     running=requests,
                     capacity=node.capacity,
+                    resident=resident.get(node.name, 0),
+                    served=node.served,
                 )
             )
         return rooms
@@ -419,6 +424,16 @@ class TaoEngine:
         if requests >= node.slots or tokens + min(need, node.capacity) > node.capacity:
             return "room"
         return None
+
+
+def _named_prefix(turn: Turn) -> Turn:
+    """Return *turn* with a prefix that is shared only with equally long ones, or with none."""
+    if turn.prefix is None or not 0 < turn.prefix_tokens < turn.tokens:
+        return replace(turn, prefix=None, prefix_tokens=0)
+    suffix = f"#{turn.prefix_tokens}"
+    if turn.prefix.endswith(suffix):
+        return turn
+    return replace(turn, prefix=turn.prefix + suffix)
 
 
 def _gap_key(session: Session) -> str:

@@ -50,6 +50,8 @@ class Node:
     """Takes no new session, serves the old ones."""
     pressed: bool = False
     """The engine itself makes requests wait: nothing more is sent while ours run there."""
+    served: int = 0
+    """Turns that were booked there so far."""
     rate: CacheRate = field(default_factory=lambda: CacheRate(0.1))
 
 
@@ -208,6 +210,8 @@ class Ledger:
             session.moves += 1
         session.origin = node
         session.seen = now
+        if (known := self.nodes.get(node)) is not None:
+            known.served += 1
         self.bookings[key] = Booking(
             key,
             session.id,

@@ -59,6 +59,10 @@ class Room:
     """Requests that run there now."""
     capacity: int = 0
     """Tokens it has in all; a session above it can never fit."""
+    resident: int = 0
+    """Sessions in a gap that ran there last; between equals, fewer is better."""
+    served: int = 0
+    """Turns it has been given so far; the last word between equals, fewer is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

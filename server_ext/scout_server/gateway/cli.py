@@ -1,0 +1,103 @@
+"""`scout gateway`."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from scout_sdk import ConfigError
+from scout_server.config import load
+from scout_server.gateway.app import Gateway, create_app
+from scout_server.gateway.settings import GatewaySettings, node_addresses
+from scout_server.tenancy import TenancySettings
+
+__all__ = ["gateway_app", "serve"]
+
+logger = logging.getLogger(__name__)
+
+Reload = Callable[[], GatewaySettings]
+
+gateway_app = typer.Typer(add_completion=False)
+
+
+@gateway_app.command(
+    epilog="Example: scout gateway --node http://127.0.0.1:8001 --node http://127.0.0.1:8002"
+)
+def gateway(
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", help="A server, without /v1; repeat it. #ranks=N: its ranks."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--config", help="Configuration file; SIGHUP reads it again."),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 = any.")] = None,
+) -> None:
+    """Route agent programs to many servers: who gets KV room now, and where."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    settings, tenancy = _settings(file, node, host, port)
+    if not settings.nodes:
+        msg = "no node: give --node URL, or gateway.nodes in the configuration file"
+        raise ConfigError(msg)
+    asyncio.run(serve(settings, tenancy, reload=lambda: _settings(file, node, host, port)[0]))
+
+
+def _settings(
+    file: Path | None, node: list[str] | None, host: str | None, port: int | None
+) -> tuple[GatewaySettings, TenancySettings]:
+    loaded = load(path=file)
+    settings = loaded.of(GatewaySettings)
+    if node:
+        settings = replace(settings, nodes=(*settings.nodes, *node))
+    if host is not None:
+        settings = replace(settings, host=host)
+    if port is not None:
+        settings = replace(settings, port=port)
+    node_addresses(settings.nodes)
+    return settings, loaded.of(TenancySettings)
+
+
+async def serve(
+    settings: GatewaySettings, tenancy: TenancySettings, *, reload: Reload | None = None
+) -> None:
+    """Serve until stopped; SIGHUP takes the settings that *reload* returns."""
+    gateway = Gateway(settings, tenancy)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(gateway),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            lifespan="on",
+        )
+    )
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def again() -> None:
+        assert reload is not None
+        try:
+            await gateway.reconfigure(reload())
+        except ConfigError as error:
+            logger.error("scout: the new configuration is not taken: %s", error)
+        else:
+            logger.info("scout: the configuration was read again")
+
+    def hang_up() -> None:
+        task = asyncio.ensure_future(again())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    if reload is not None and hasattr(signal, "SIGHUP"):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+    await server.serve()

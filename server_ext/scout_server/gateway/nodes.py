@@ -1,0 +1,242 @@
+"""The servers behind the gateway: connections, health, size, and how they come and go."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+
+import aiohttp
+
+from scout_sdk._wire import EVENTS_PATH
+from scout_server.gateway.headers import to_node
+from scout_server.gateway.pool import Pool
+from scout_server.gateway.settings import GatewaySettings, NodeAddress, node_addresses
+from scout_server.gateway.telemetry import MAX_BYTES, NodeReport, read_metrics, read_state
+
+__all__ = ["Nodes"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_POSTS = 256
+
+
+class Nodes:
+    """
+    Keeps the pool's view of every node up to date, one task per node.
+
+    A node that fails `failures` looks in a row is down: its sessions move, and it is looked at on.
+    A failed connection makes it be looked at at once, and takes no new turns until then.
+    """
+
+    def __init__(self, settings: GatewaySettings, pool: Pool) -> None:
+        self.settings = settings
+        self.pool = pool
+        self.known: dict[str, NodeAddress] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._look: dict[str, asyncio.Event] = {}
+        self._suspect: set[str] = set()
+        self._drained: set[str] = set()
+        self._cache: dict[str, tuple[int, int]] = {}
+        self._client: aiohttp.ClientSession | None = None
+        self._posts: set[asyncio.Task[None]] = set()
+
+    @property
+    def client(self) -> aiohttp.ClientSession:
+        """The one HTTP client; there from start() to stop()."""
+        if self._client is None:
+            msg = "the gateway is not running"
+            raise RuntimeError(msg)
+        return self._client
+
+    async def start(self) -> None:
+        """Open the client and look at every node once."""
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.settings.connect_timeout_s),
+            auto_decompress=False,
+            trust_env=self.settings.trust_env,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept", "Content-Type"),
+        )
+        await self.configure(self.settings)
+
+    async def stop(self) -> None:
+        """Stop looking and close every connection."""
+        tasks = [*self._tasks.values(), *self._posts]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._client is not None:
+            await self._client.close()
+
+    async def configure(self, settings: GatewaySettings) -> None:
+        """Take the list of nodes; streams go on, and a node taken out ends with its last one."""
+        wanted = node_addresses(settings.nodes)
+        drained = set(node_addresses(settings.drain))
+        self.settings = settings
+        for name in [n for n in self.known if n not in wanted]:
+            self._drained.add(name)
+            self.pool.engine.drain_node(name)
+        added = [a for n, a in wanted.items() if n not in self.known]
+        for name, address in wanted.items():
+            self.known[name] = address
+            if (name in drained) != (name in self._drained):
+                (self._drained.add if name in drained else self._drained.discard)(name)
+                self._set_drain(name)
+        for address in added:
+            self._look[address.name] = asyncio.Event()
+        await asyncio.gather(*(self._first_look(a) for a in added))
+        for address in added:
+            self._tasks[address.name] = asyncio.create_task(self._watch(address))
+        self._gone(wanted)
+        self.pool.kick()
+
+    def _gone(self, wanted: dict[str, NodeAddress]) -> None:
+        """Forget nodes that were taken out and run nothing any more."""
+        for name in [n for n in self.known if n not in wanted]:
+            if self.pool.engine.ledger.used(name)[1] == 0:
+                self.pool.engine.lose_node(name, forget=True)
+                del self.known[name]
+                self._drained.discard(name)
+                task = self._tasks.pop(name, None)
+                if task is not None and task is not asyncio.current_task():
+                    task.cancel()
+
+    def suspect(self, name: str) -> None:
+        """A connection to a node failed: send nothing new there until it was looked at."""
+        if name in self._look and name not in self._suspect:
+            self._suspect.add(name)
+            self._set_drain(name)
+            self._look[name].set()
+
+    def any_up(self) -> list[NodeAddress]:
+        """Return the nodes that are up, those that take new turns first."""
+        nodes = self.pool.engine.ledger.nodes
+        up = [n for n in nodes.values() if n.up and n.name in self.known]
+        up.sort(key=lambda n: (n.draining, n.name))
+        return [self.known[n.name] for n in up]
+
+    def post_events(
+        self, name: str, body: bytes, raw: Iterable[tuple[bytes, bytes]], tenant: str
+    ) -> None:
+        """Tell a node what its sessions do; best effort, dropped when it falls behind."""
+        address = self.known.get(name)
+        if address is None or len(self._posts) >= _MAX_POSTS:
+            return
+        header = self.settings.tenant_to_nodes
+        added = {header: tenant} if header and tenant else {}
+        headers = to_node(raw, added=added, removed=frozenset(filter(None, (header,))))
+        task = asyncio.create_task(self._post(address, body, headers))
+        self._posts.add(task)
+        task.add_done_callback(self._posts.discard)
+
+    async def _post(self, address: NodeAddress, body: bytes, headers: Mapping[str, str]) -> None:
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with (
+                asyncio.timeout(self.settings.poll_timeout_s),
+                self.client.post(address.url + EVENTS_PATH, data=body, headers=headers) as response,
+            ):
+                await response.read()
+
+    def _set_drain(self, name: str) -> None:
+        self.pool.engine.drain_node(name, draining=name in self._drained or name in self._suspect)
+        self.pool.kick()
+
+    async def _first_look(self, address: NodeAddress) -> None:
+        report = await self._report(address)
+        if report is None:
+            logger.warning("scout: node %s does not answer yet", address.name)
+            self._size(address, NodeReport())
+            self.pool.engine.lose_node(address.name)
+        else:
+            self._size(address, report)
+        self._set_drain(address.name)
+
+    async def _watch(self, address: NodeAddress) -> None:
+        name, failures = address.name, 0
+        look = self._look[name]
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.poll_s):
+                    await look.wait()
+            look.clear()
+            report = await self._report(address)
+            node = self.pool.engine.ledger.nodes.get(name)
+            if report is not None:
+                failures = 0
+                if node is None or not node.up:
+                    logger.info("scout: node %s is up", name)
+                self._size(address, report)
+            else:
+                failures += 1
+                if (
+                    node is not None
+                    and node.up
+                    and (failures >= self.settings.failures or name in self._suspect)
+                ):
+                    logger.warning("scout: node %s is down", name)
+                    self.pool.engine.lose_node(name)
+            if name in self._suspect:
+                self._suspect.discard(name)
+                self._set_drain(name)
+            self.pool.engine.expire(now=self.pool.clock())
+            self.pool.kick()
+            self._gone(node_addresses(self.settings.nodes))
+
+    def _size(self, address: NodeAddress, report: NodeReport) -> None:
+        engine, name = self.pool.engine, address.name
+        engine.set_node(
+            name,
+            capacity=report.capacity_tokens or self._capacity(name),
+            slots=self.settings.slots,
+        )
+        engine.press_node(name, pressed=bool(report.waiting))
+        if report.queried_tokens is not None and report.hit_tokens is not None:
+            queried, hit = self._cache.get(name, (0, 0))
+            self._cache[name] = (report.queried_tokens, report.hit_tokens)
+            if report.queried_tokens > queried and report.hit_tokens >= hit:
+                engine.ledger.nodes[name].rate.observe(
+                    report.hit_tokens - hit, report.queried_tokens - queried
+                )
+
+    def _capacity(self, name: str) -> int:
+        node = self.pool.engine.ledger.nodes.get(name)
+        return node.capacity if node is not None else self.settings.capacity_tokens
+
+    async def _report(self, address: NodeAddress) -> NodeReport | None:
+        """Return one look at a node; None: it does not answer."""
+        try:
+            async with asyncio.timeout(self.settings.poll_timeout_s):
+                status, _ = await self._get(address, "/health")
+                if status >= 500:
+                    return None
+                status, body = await self._get(address, "/metrics")
+                if status == 200:
+                    report = read_metrics(body.decode("utf-8", "replace"), rank=address.rank)
+                    if report != NodeReport():
+                        return report
+                status, body = await self._get(address, "/v1/scout/state")
+                return read_state(_json(body)) if status == 200 else NodeReport()
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+
+    async def _get(self, address: NodeAddress, path: str) -> tuple[int, bytes]:
+        async with self.client.get(address.url + path) as response:
+            body = b""
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    break
+            return response.status, body
+
+
+def _json(body: bytes) -> object:
+    """Return what *body* says; None when it is no JSON, as from a server without our extension."""
+    try:
+        document: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return document

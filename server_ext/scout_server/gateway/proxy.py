@@ -1,0 +1,385 @@
+"""Passes requests to nodes byte for byte, holding turns until they have room."""
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import aiohttp
+from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
+
+from scout_sdk import HintOutcome
+from scout_server.gateway.headers import merged_outcome, to_client, to_node
+from scout_server.gateway.nodes import Nodes
+from scout_server.gateway.pool import Pool, PoolFullError
+from scout_server.gateway.request import TURN_PATHS, Asked, understand
+from scout_server.gateway.settings import GatewaySettings, NodeAddress
+from scout_server.gateway.usage import Usage
+from scout_server.policy.engine import Turn
+from scout_server.tenancy import TenancySettings
+
+__all__ = ["Proxy", "answer"]
+
+logger = logging.getLogger(__name__)
+
+_RETRIED = frozenset({502, 503, 504})
+_RENEW_S = 10.0
+_MAX_ANCHORS = 1024
+
+
+class _UnreachableError(Exception):
+    """A node did not begin to answer; nothing was sent to the client yet."""
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Reply:
+    """How far the answer to one client has come."""
+
+    send: Send
+    started: bool = False
+    status: int = 0
+
+
+async def answer(
+    send: Send, status: int, message: str, *, kind: str, headers: dict[str, str] | None = None
+) -> None:
+    """Send an error in OpenAI's format."""
+    body = json.dumps({"error": {"message": message, "type": kind, "code": status}}).encode()
+    lines = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    lines += [(n.lower().encode(), v.encode()) for n, v in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Proxy:
+    """
+    The ASGI application behind every route that is not the gateway's own.
+
+    One task serves a request, another watches its client: when the client leaves, at any moment,
+    the first is cancelled, and with it the request upstream and the place in the pool.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, tenancy: TenancySettings, pool: Pool, nodes: Nodes
+    ) -> None:
+        self.settings = settings
+        self.tenancy = tenancy
+        self.pool = pool
+        self.nodes = nodes
+        self._tokens_per_byte = 0.25
+        self._anchors: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._turn = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        reply = _Reply(send)
+        try:
+            body = await self._body(scope, receive)
+        except _TooLargeError:
+            limit = self.settings.max_body_bytes
+            await answer(send, 413, f"the body is over {limit} bytes", kind="invalid_request_error")
+            self._count("too-large")
+            return
+        if body is None:
+            self._count("client-left")
+            return
+        serve = asyncio.ensure_future(self._serve(scope, body, reply))
+        watch = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({serve, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not serve.done():
+                serve.cancel()
+                self._count("client-left")
+            await asyncio.gather(serve, return_exceptions=True)
+        finally:
+            watch.cancel()
+            serve.cancel()
+        if not serve.cancelled() and (fault := serve.exception()) is not None:
+            if isinstance(fault, OSError):  # the client's connection broke while we wrote
+                self._count("client-left")
+            elif reply.started:
+                self._count("cut")
+                raise fault  # the server closes the connection: the client sees it was cut
+            else:
+                logger.error("scout: a request failed in the gateway", exc_info=fault)
+                self._count("fault")
+                await answer(send, 502, "the gateway failed", kind="server_error")
+
+    # ---- one request -----------------------------------------------------------------------
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the whole body; None when the client left meanwhile."""
+        limit = self.settings.max_body_bytes
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > limit:
+                raise _TooLargeError
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise _TooLargeError
+            parts.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(parts) if len(parts) > 1 else parts[0]
+
+    async def _serve(self, scope: Scope, body: bytes, reply: _Reply) -> None:
+        if scope["method"] == "POST" and scope["path"] in TURN_PATHS:
+            await self._turn_request(scope, body, reply)
+        else:
+            await self._plain_request(scope, body, reply)
+
+    async def _plain_request(self, scope: Scope, body: bytes, reply: _Reply) -> None:
+        """Pass a request that needs no KV room to a node that is up, each in turn."""
+        nodes = [n for n in self.nodes.any_up() if not n.rank]
+        self._turn += 1
+        tries = self.settings.retries + 1 if scope["method"] in ("GET", "HEAD", "OPTIONS") else 1
+        for attempt in range(min(tries, len(nodes))):
+            node = nodes[(self._turn + attempt) % len(nodes)]
+            last = attempt + 1 == min(tries, len(nodes))
+            try:
+                await self._send_on(scope, body, node, reply, tenant=None, outcomes={}, last=last)
+            except _UnreachableError:
+                self.nodes.suspect(node.name)
+                continue
+            self._count("passed")
+            return
+        await self._no_node(reply)
+
+    async def _turn_request(self, scope: Scope, body: bytes, reply: _Reply) -> None:
+        """Hold a turn until it has room, then pass it on; try another node if one fails."""
+        settings = self.settings
+        asked = understand(
+            scope["headers"], body, tenancy=self.tenancy, output_tokens=settings.output_tokens
+        )
+        for outcome in asked.outcomes.values():
+            self.pool.meters.hints.labels(outcome.value).inc()
+        turn = self._asking(asked)
+        left_s = settings.hold_timeout_s
+        if asked.timeout_s is not None:
+            left_s = min(left_s, 0.9 * asked.timeout_s)
+        deadline = self.pool.clock() + left_s
+        for attempt in range(settings.retries + 1):
+            began = self.pool.clock()
+            try:
+                name = await self.pool.acquire(turn, timeout_s=max(0.001, deadline - began))
+            except PoolFullError:
+                await self._too_many(reply, "too many requests wait for room")
+                return
+            except TimeoutError:
+                if attempt and not self.nodes.any_up():
+                    await self._no_node(reply)
+                else:
+                    await self._too_many(reply, "there was no room in time")
+                return
+            held = self.pool.clock() - began
+            outcomes = dict(asked.outcomes)
+            outcomes["admission"] = (
+                HintOutcome.DEFERRED if held > 0.05 or attempt else HintOutcome.ACCEPTED
+            )
+            node = self.nodes.known.get(name)
+            if node is None:  # taken out between the plan and now
+                self.pool.cancel(asked.key)
+                continue
+            try:
+                await self._run(scope, body, node, reply, asked, outcomes, attempt)
+            except _UnreachableError:
+                self.nodes.suspect(name)
+                self.pool.meters.retries.inc()
+                turn = replace(turn, avoid=turn.avoid | {name})
+                continue
+            self._count("served" if reply.status < 400 else "refused-by-node")
+            return
+        await self._no_node(reply)
+
+    async def _run(
+        self,
+        scope: Scope,
+        body: bytes,
+        node: NodeAddress,
+        reply: _Reply,
+        asked: Asked,
+        outcomes: dict[str, HintOutcome],
+        attempt: int,
+    ) -> None:
+        """Run an admitted turn on its node and give its room back, whatever happens."""
+        usage = Usage()
+        finished = False
+        try:
+            await self._send_on(
+                scope,
+                body,
+                node,
+                reply,
+                tenant=asked.tenant,
+                outcomes=outcomes,
+                last=attempt == self.settings.retries,
+                usage=usage,
+                alive=lambda: self.pool.renew(asked.key),
+            )
+            finished = reply.status < 400
+        finally:
+            if finished:
+                self._learn(asked, usage)
+                prompt, output, cached = usage.tokens()
+                self.pool.finish(
+                    asked.key,
+                    prompt_tokens=prompt,
+                    output_tokens=output if output is not None else usage.events,
+                    cached_tokens=cached,
+                    tools=[(tool, None) for tool in usage.tools],
+                    final=asked.final,
+                )
+            else:
+                self.pool.cancel(asked.key)
+
+    async def _send_on(
+        self,
+        scope: Scope,
+        body: bytes,
+        node: NodeAddress,
+        reply: _Reply,
+        *,
+        tenant: str | None,
+        outcomes: dict[str, HintOutcome],
+        last: bool,
+        usage: Usage | None = None,
+        alive: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a request to *node* and its answer, as it comes, to the client."""
+        added: dict[str, str] = {}
+        removed = frozenset(filter(None, (self.settings.tenant_to_nodes,)))
+        if tenant and self.settings.tenant_to_nodes:
+            added[self.settings.tenant_to_nodes] = tenant
+        if node.rank is not None:
+            added["x-data-parallel-rank"] = str(node.rank)
+        path = scope.get("raw_path") or scope["path"].encode()
+        query = scope["query_string"]
+        target = (
+            node.url + path.decode("latin-1") + ("?" + query.decode("latin-1") if query else "")
+        )
+        try:
+            response = await self.nodes.client.request(
+                scope["method"],
+                URL(target, encoded=True),
+                headers=to_node(scope["headers"], added=added, removed=removed),
+                data=body if body or scope["method"] in ("POST", "PUT", "PATCH") else None,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise _UnreachableError from error
+        try:
+            if response.status in _RETRIED and not last:
+                raise _UnreachableError
+            await self._pass_back(response, reply, outcomes, usage, alive)
+        finally:
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()  # the node notices, and stops to generate
+
+    async def _pass_back(
+        self,
+        response: aiohttp.ClientResponse,
+        reply: _Reply,
+        outcomes: dict[str, HintOutcome],
+        usage: Usage | None,
+        alive: Callable[[], None] | None,
+    ) -> None:
+        chunks = response.content.iter_any()
+        try:
+            first = await anext(aiter(chunks), b"")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise _UnreachableError from error  # it died before its first byte
+        outcome = merged_outcome(outcomes, response.headers.get("x-scout-outcome"))
+        reply.started, reply.status = True, response.status
+        start: Message = {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": to_client(response.raw_headers, outcome=outcome),
+        }
+        await reply.send(start)
+        renew_at = self.pool.clock() + _RENEW_S
+        chunk = first
+        while chunk:
+            if usage is not None:
+                usage.feed(chunk)
+            await reply.send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if alive is not None and self.pool.clock() >= renew_at:
+                renew_at = self.pool.clock() + _RENEW_S
+                alive()
+            chunk = await anext(aiter(chunks), b"")
+        await reply.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    # ---- estimates -------------------------------------------------------------------------
+
+    def _asking(self, asked: Asked) -> Turn:
+        anchor = asked.hints.anchor if asked.hints is not None else None
+        prompt = max(1, round(asked.body_bytes * self._tokens_per_byte))
+        prefix_tokens = 0
+        if anchor is not None:
+            prefix_tokens = min(self._anchors.get((asked.tenant, anchor), 0), prompt - 1)
+        return Turn(
+            key=asked.key,
+            session=asked.session,
+            tenant=asked.tenant,
+            tokens=prompt + asked.output_tokens,
+            prefix=f"{asked.tenant}/{anchor}" if prefix_tokens > 0 else None,
+            prefix_tokens=max(0, prefix_tokens),
+            hints=asked.hints,
+        )
+
+    def _learn(self, asked: Asked, usage: Usage) -> None:
+        """Learn tokens per byte, and from a session's first turn how long its anchor is."""
+        prompt, _, cached = usage.tokens()
+        if prompt and asked.body_bytes:
+            share = min(2.0, max(0.01, prompt / asked.body_bytes))
+            self._tokens_per_byte += 0.1 * (share - self._tokens_per_byte)
+        hints = asked.hints
+        if hints is None or hints.anchor is None or not cached:
+            return
+        session = self.pool.engine.ledger.sessions.get((asked.tenant, asked.session))
+        if session is not None and session.turns == 0 and hints.turn in (None, 1):
+            key = (asked.tenant, hints.anchor)
+            self._anchors[key] = max(cached, self._anchors.get(key, 0))
+            self._anchors.move_to_end(key)
+            if len(self._anchors) > _MAX_ANCHORS:
+                self._anchors.popitem(last=False)
+
+    # ---- refusals --------------------------------------------------------------------------
+
+    async def _too_many(self, reply: _Reply, message: str) -> None:
+        self._count("held-too-long")
+        reply.status = 429
+        retry = str(self.settings.retry_after_s)
+        await answer(
+            reply.send, 429, message, kind="rate_limit_error", headers={"Retry-After": retry}
+        )
+
+    async def _no_node(self, reply: _Reply) -> None:
+        self._count("no-node")
+        reply.status = 503
+        retry = str(self.settings.retry_after_s)
+        await answer(
+            reply.send, 503, "no node answers", kind="server_error", headers={"Retry-After": retry}
+        )
+
+    def _count(self, outcome: str) -> None:
+        self.pool.meters.requests.labels(outcome).inc()
+
+
+async def _left(receive: Callable[[], Awaitable[Message]]) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,93 @@
+"""What the gateway understands of a request before it is sent on."""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scout_sdk import HintOutcome, Hints, _wire
+from scout_server import foreign
+from scout_server.tenancy import TenancySettings, tenant_of
+
+__all__ = ["TURN_PATHS", "Asked", "understand"]
+
+TURN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+"""POST here is a turn of a session and needs KV room; everything else just passes."""
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_MAX_PARSED = 8 * 1024 * 1024
+_TIMEOUT_HEADERS = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request, understood."""
+
+    key: str
+    session: str
+    tenant: str
+    hints: Hints | None
+    outcomes: Mapping[str, HintOutcome]
+    final: bool
+    """True: nothing of its session will come any more."""
+    body_bytes: int
+    output_tokens: int
+    """Output to expect."""
+    timeout_s: float | None
+    """How long the client waits; None: it does not say."""
+
+
+def understand(
+    raw: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+    *,
+    tenancy: TenancySettings,
+    output_tokens: int,
+) -> Asked:
+    """Return what a request says; whatever is malformed is as if it were not said."""
+    headers = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in raw}
+    decoded = _wire.decode(raw)
+    document = _document(body)
+    others = foreign.read(headers, document)
+    hints = foreign.merge(decoded.hints, others)
+    key = secrets.token_hex(8)
+    session = hints.session if hints is not None else None
+    expected = output_tokens
+    if others.expected_output_tokens is not None:
+        expected = min(expected, others.expected_output_tokens)
+    for name in _LIMITS:
+        limit = document.get(name)
+        if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0:
+            expected = min(expected, limit)
+            break
+    return Asked(
+        key=key,
+        session=session if session is not None else f"~{key}",
+        tenant=tenant_of(headers, tenancy),
+        hints=hints,
+        outcomes={**others.outcomes, **decoded.outcomes},
+        final=session is None or (hints is not None and hints.final),
+        body_bytes=len(body),
+        output_tokens=expected,
+        timeout_s=_timeout(headers),
+    )
+
+
+def _document(body: bytes) -> dict[str, object]:
+    if not body or len(body) > _MAX_PARSED:
+        return {}
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _timeout(headers: Mapping[str, str]) -> float | None:
+    for name in _TIMEOUT_HEADERS:
+        try:
+            seconds = float(headers.get(name, ""))
+        except ValueError:
+            continue
+        if 0 < seconds < 86_400:
+            return seconds
+    return None
