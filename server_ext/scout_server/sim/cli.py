@@ -215,3 +215,20 @@ def validate_command(
     }
     targets = [Target.at_most(f"|error| of {e.name}", abs(e.error), 0.05) for e in errors[:4]]
     emit(Console(), command_line(), None, results, targets, json_output)
+
+
+@sim_app.command("fit-profiles")
+def fit_profiles_command(
+    calibration: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
+    out: Annotated[Path, typer.Argument(help="JSON file to write.")],
+) -> None:
+    """Fit the shipped hardware profiles again, from public kernel tables."""
+    from scout_server.sim.hardware.fitted import plain
+    from scout_server.sim.hardware.fitting import fit_profiles
+
+    try:
+        profiles = fit_profiles(calibration)
+    except ScoutError as error:
+        raise _fail(error) from error
+    out.write_text(json.dumps([plain(p) for p in profiles], indent=1) + "\n", "utf-8")
+    typer.echo(f"{len(profiles)} profiles written to {out}")

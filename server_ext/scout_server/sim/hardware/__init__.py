@@ -4,11 +4,23 @@ from pathlib import Path
 
 from scout_sdk._errors import ConfigError
 from scout_server.replica.latency import LatencyModel
-from scout_server.sim.hardware.roofline import RooflineLatency
+from scout_server.sim.hardware.fitted import FittedLatency, find_profile, load_profile
+from scout_server.sim.hardware.roofline import RooflineLatency, all_reduce_s
 from scout_server.sim.hardware.specs import GpuSpec, ModelSpec
 from scout_server.sim.hardware.tables import load_llmservingsim
 
-__all__ = ["latency_of"]
+__all__ = ["latency_of", "split_over"]
+
+
+def split_over(
+    latency: FittedLatency, model: ModelSpec, gpu: GpuSpec, devices: int
+) -> FittedLatency:
+    """Return *latency* in tensor parallel over *devices*, with its all-reduces."""
+    if devices == 1:
+        return latency
+    fixed = all_reduce_s(model, gpu, devices, 0)
+    thousand = all_reduce_s(model, gpu, devices, 1000)
+    return latency.split(devices, latency_s=fixed, s_per_token=(thousand - fixed) / 1000)
 
 
 def latency_of(
@@ -21,8 +33,13 @@ def latency_of(
     profile: str = "",
 ) -> LatencyModel:
     """Return the latency model called *kind*; ConfigError with the known names otherwise."""
-    if kind == "roofline" or kind == "fitted":
+    if kind == "roofline":
         return RooflineLatency(model=model, gpu=gpu, tensor_parallel=tensor_parallel)
+    if kind == "fitted":
+        shipped = find_profile(gpu.name, model.name)
+        return split_over(shipped.latency, model, gpu, tensor_parallel)
+    if kind == "calibrated":
+        return load_profile(Path(profile)).latency
     if kind == "tables":
         return load_llmservingsim(Path(tables), layers=model.layers, spans=True)
     msg = f"unknown latency model {kind!r}; known: calibrated, fitted, roofline, tables"

@@ -261,7 +261,7 @@ def load_llmservingsim(
     if meta.is_file():
         described = yaml.safe_load(meta.read_text(encoding="utf-8"))
         if 1 not in described.get("tp_degrees", [1]):
-            msg = f"{meta.name}: tables of tensor-parallel degree {described['tp_degrees']}; 1 is needed"
+            msg = f"{meta.name}: tp_degrees is {described['tp_degrees']}; 1 is needed"
             raise ConfigError(msg)
         if skew is None:
             skew = _measured_skew(described)

@@ -1,0 +1,158 @@
+"""Step times from a few fitted coefficients, and the profiles that are shipped."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import pydantic
+
+from scout_sdk._errors import ConfigError
+from scout_server.replica.latency import StepBatch
+
+__all__ = ["FittedLatency", "Profile", "find_profile", "load_profile", "shipped_profiles"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedLatency:
+    """
+    A step in a few coefficients, seconds.
+
+    Dense kernels take the larger of reading the weights and computing the tokens, rounded where the
+    two are close (a norm of degree *knee*). Prefill
+    attention grows with token pairs, decode attention with sequences and context. What kernel sums
+    miss is explicit: per step, and per step that holds a prefill (no captured graph).
+    """
+
+    weights_s: float
+    """Dense kernels of a step with few tokens: the weights are read."""
+    dense_s_fixed: float
+    """Dense kernels of every step, beyond that: latency of each kernel."""
+    dense_s_per_token: float
+    knee: float
+    pair_s: float
+    """Prefill attention per (new token, token before it)."""
+    sequence_s: float
+    """Per decoding sequence: attention, sampling."""
+    kv_token_s: float
+    """Per token of context that decoding sequences read."""
+    attention_s_fixed: float = 0.0
+    """Attention kernels of a step with decodes, beyond the two before."""
+    step_s_fixed: float = 0.0
+    """Overhead of every step: host, launches that a graph does not hide."""
+    prefill_s_fixed: float = 0.0
+    """Overhead of a step that holds a prefill."""
+    elementwise_s_per_token: float = 0.0
+    """Norms, activations, rotations."""
+    reduce_s_fixed: float = 0.0
+    """All-reduce of a tensor-parallel step: latency."""
+    reduce_s_per_token: float = 0.0
+
+    def step_s(self, batch: StepBatch) -> float:
+        """Return the seconds of one step."""
+        return self.mixed_s(batch.prefill, len(batch.decode), sum(batch.decode))
+
+    def mixed_s(
+        self, prefill: Sequence[tuple[int, int]], sequences: int, context_tokens: int
+    ) -> float:
+        """Return the seconds of one step; see SpanLatency."""
+        tokens = sequences
+        seconds = self.step_s_fixed + self.reduce_s_fixed
+        if prefill:
+            pairs = 0.0
+            for new, old in prefill:
+                tokens += new
+                pairs += new * (old + 0.5 * new)
+            seconds += self.prefill_s_fixed + self.pair_s * pairs
+        if sequences:
+            seconds += self.attention_s_fixed + self.sequence_s * sequences
+            seconds += self.kv_token_s * context_tokens
+        compute = self.dense_s_per_token * tokens
+        large = max(compute, self.weights_s)
+        small = min(compute, self.weights_s)
+        knee = self.knee
+        # (large^q + small^q)^(1/q), without overflow.
+        dense = large * (1.0 + (small / large) ** knee) ** (1.0 / knee) if large else 0.0
+        seconds += self.dense_s_fixed + dense
+        return seconds + (self.elementwise_s_per_token + self.reduce_s_per_token) * tokens
+
+    def span_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        """Return the seconds of a run of decode steps: linear in the context."""
+        first = self.mixed_s((), sequences, context_tokens)
+        return steps * first + self.kv_token_s * sequences * (steps * (steps - 1) // 2)
+
+    def split(self, devices: int, *, latency_s: float, s_per_token: float) -> "FittedLatency":
+        """
+        Return the model on *devices* in tensor parallel.
+
+        Kernels divide by the devices, overheads stay, all-reduces of *latency_s* a step and
+        *s_per_token* come on top.
+        """
+        return FittedLatency(
+            weights_s=self.weights_s / devices,
+            dense_s_fixed=self.dense_s_fixed,
+            dense_s_per_token=self.dense_s_per_token / devices,
+            knee=self.knee,
+            pair_s=self.pair_s / devices,
+            sequence_s=self.sequence_s,
+            kv_token_s=self.kv_token_s / devices,
+            attention_s_fixed=self.attention_s_fixed,
+            step_s_fixed=self.step_s_fixed,
+            prefill_s_fixed=self.prefill_s_fixed,
+            elementwise_s_per_token=self.elementwise_s_per_token,
+            reduce_s_fixed=latency_s,
+            reduce_s_per_token=s_per_token,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Coefficients for one model on one device, and where they come from."""
+
+    gpu: str
+    model: str
+    latency: FittedLatency
+    source: str
+    """What the coefficients were fitted on, or derived from."""
+    error: dict[str, float]
+    """Mean absolute relative error by part: dense, prefill_attention, decode_attention, ..."""
+    note: str = ""
+
+
+_ADAPTER = pydantic.TypeAdapter(Profile)
+
+
+def shipped_profiles() -> dict[tuple[str, str], Profile]:
+    """Return the profiles that come with the package, by (gpu, model)."""
+    text = resources.files(__package__).joinpath("profiles.json").read_text(encoding="utf-8")
+    return {(p.gpu, p.model): p for p in map(_ADAPTER.validate_python, json.loads(text))}
+
+
+def find_profile(gpu: str, model: str) -> Profile:
+    """Return the shipped profile; ConfigError with the known pairs otherwise."""
+    profiles = shipped_profiles()
+    if (gpu, model) not in profiles:
+        known = ", ".join(f"{m} on {g}" for g, m in sorted(profiles))
+        msg = f"no profile of {model} on {gpu}; known: {known}; or use hardware.latency=roofline"
+        raise ConfigError(msg)
+    return profiles[gpu, model]
+
+
+def load_profile(path: Path) -> Profile:
+    """Read one profile from a JSON file; ConfigError names what is wrong."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return _ADAPTER.validate_python(raw)
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror or error}"
+        raise ConfigError(msg) from error
+    except (ValueError, pydantic.ValidationError) as error:
+        msg = f"{path.name}: not a profile: {error}"
+        raise ConfigError(msg) from error
+
+
+def plain(profile: Profile) -> Mapping[str, object]:
+    """Return *profile* as JSON would hold it."""
+    found: Mapping[str, object] = _ADAPTER.dump_python(profile, mode="json")
+    return found
