@@ -168,7 +168,7 @@ class Engine:
         self.arrivals[
             ("hint" if assignment.from_hint else "fingerprint") if known else "unknown"
         ] += 1
-        self._pump()
+        self.pump()
         return generation
 
     def abort(self, generation: Generation) -> None:
@@ -182,7 +182,7 @@ class Engine:
                 self._end(generation, Finish.ABORT)
         except Exception as error:
             self._fault(error)
-        self._pump()
+        self.pump()
 
     def event(self, event: SessionEvent, *, tenant: str = "") -> None:
         """Take an event of the side channel; it never fails."""
@@ -207,7 +207,7 @@ class Engine:
             self._deliver(replica.step(replica.next_event_time()))
         return now
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Make the steps that are due, a bounded number, and set the timer for the next."""
         try:
             now = self.now()
@@ -226,9 +226,7 @@ class Engine:
             self._timer = None
         if due < math.inf and self._clock is None:
             loop = asyncio.get_running_loop()
-            self._timer = (
-                loop.call_soon(self._pump) if due <= now else loop.call_at(due, self._pump)
-            )
+            self._timer = loop.call_soon(self.pump) if due <= now else loop.call_at(due, self.pump)
 
     def _deliver(self, result: StepResult) -> None:
         for request in result.advanced:

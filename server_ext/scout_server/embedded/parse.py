@@ -125,7 +125,8 @@ def _call(
     forced, offered = _tool_choice(body.get("tool_choice"), tools)
     wish = Wish(
         last_user=text_of(users[-1].get("content"), "content") if users else "",
-        after_tool=isinstance(last, Mapping) and last.get("role") in ("tool", "function"),
+        no_tools=body.get("tool_choice") == "none"
+        or (isinstance(last, Mapping) and last.get("role") in ("tool", "function")),
         tools=offered,
         forced_tool=forced,
         schema=schema if guided is None else guided,

@@ -33,8 +33,8 @@ class Wish:
 
     last_user: str = ""
     """Text of the last user message: the place of directives."""
-    after_tool: bool = False
-    """Whether the last message is a tool's result: no tool is called again."""
+    no_tools: bool = False
+    """No tool is called: the last message is a tool's result, or the client said so."""
     tools: Sequence[Tool] = ()
     forced_tool: str | None = None
     """Name of the tool that must be called; empty: any one."""
@@ -120,7 +120,7 @@ def _calls(wish: Wish, seed: int) -> tuple[ToolCall, ...]:
         if arguments is None:
             arguments = canonical(instance(offered[name].parameters, chooser))
         scripted = [(name, arguments)]
-    elif wish.after_tool or (not offered and wish.schema is not None):
+    elif wish.no_tools or (not offered and wish.schema is not None):
         return ()
     return tuple(
         ToolCall(call_id=f"call_{seed & 0xFFFFFFFF:08x}{index:02d}", name=name, arguments=arguments)
