@@ -33,6 +33,7 @@ class ReadinessMachine(RuleBasedStateMachine):
         self.readiness = Readiness(self.settings)
         self.calls: dict[str, dict[str, Call]] = {}
         self.durations: list[tuple[str, float, bool]] = []
+        self.beaten: dict[str, list[bool]] = {}
         self.now = 0.0
 
     @rule(seconds=st.integers(0, 40).map(lambda n: n / 2))
@@ -65,7 +66,13 @@ class ReadinessMachine(RuleBasedStateMachine):
             calls[call] = Call(tool, self.now, done=True)
         elif not calls[call].done:
             calls[call].done = True
-            self.durations.append((calls[call].tool, self.now - calls[call].started, False))
+            self.returned(calls[call])
+
+    def returned(self, call: Call) -> None:
+        self.durations.append((call.tool, self.now - call.started, False))
+        ends = [end for kind, end, _ in call.hints if kind is Evidence.DEADLINE]
+        if ends:
+            self.beaten.setdefault(call.tool, []).append(self.now < ends[-1] - 1)
 
     @rule(session=SESSIONS)
     def turn(self, session: str) -> None:
@@ -79,8 +86,10 @@ class ReadinessMachine(RuleBasedStateMachine):
 
     def close(self, session: str, *, censored: bool) -> None:
         for call in self.calls.pop(session, {}).values():
-            if not call.done:
-                self.durations.append((call.tool, self.now - call.started, censored))
+            if not call.done and censored:
+                self.durations.append((call.tool, self.now - call.started, True))
+            elif not call.done:
+                self.returned(call)
 
     def median(self, tool: str | None) -> float | None:
         """Product-limit median, straight from the definition."""
@@ -106,15 +115,19 @@ class ReadinessMachine(RuleBasedStateMachine):
             if deadline is not None and deadline[0] < own[-1][1]:
                 return deadline[0], Source.DEADLINE
             return own[-1][1], Source.PROGRESS
+        bound = float("inf")
         if deadline is not None and self.now - deadline[1] <= 30:
-            return deadline[0], Source.DEADLINE
+            beaten = self.beaten.get(call.tool, [])
+            if len(beaten) < 4 or 2 * sum(beaten) <= len(beaten):
+                return deadline[0], Source.DEADLINE
+            bound = deadline[0]
         if Evidence.SLEEP in latest:
-            return latest[Evidence.SLEEP][0], Source.SLEEP
+            return min(bound, latest[Evidence.SLEEP][0]), Source.SLEEP
         if (median := self.median(call.tool)) is not None:
-            return call.started + median, Source.TOOL
+            return min(bound, call.started + median), Source.TOOL
         if (median := self.median(None)) is not None:
-            return call.started + median, Source.GLOBAL
-        return call.started + 5.0, Source.DEFAULT
+            return min(bound, call.started + median), Source.GLOBAL
+        return min(bound, call.started + 5.0), Source.DEFAULT
 
     @invariant()
     def agrees(self) -> None:

@@ -99,6 +99,21 @@ def test_progress_never_exceeds_the_enforced_deadline() -> None:
     assert (forecast.remaining_s, forecast.source) == (8.0, Source.DEADLINE)
 
 
+def test_a_deadline_that_a_tool_always_beats_is_only_a_bound() -> None:
+    """After four calls that ended long before their deadline, the tool's own history counts."""
+    readiness = Readiness()
+    sources = []
+    for i in range(6):
+        call = f"c{i}"
+        hint = started(call_id=call, remaining_s=120.0, evidence=Evidence.DEADLINE)
+        readiness.tool("s", hint, now=100.0 * i)
+        forecast = readiness.forecast("s", now=100.0 * i)
+        assert forecast is not None
+        sources.append((forecast.source, forecast.remaining_s))
+        readiness.tool("s", ended(call_id=call), now=100.0 * i + 3)
+    assert sources == [(Source.DEADLINE, 120.0)] * 4 + [(Source.TOOL, 3.0)] * 2
+
+
 def test_ready_within_a_second_of_the_predicted_return() -> None:
     """A session is ready from one second before its predicted return, not earlier."""
     readiness = Readiness()

@@ -13,12 +13,13 @@ class DurationHistory:
     absolute error and ignores how long the tail is.
     """
 
-    __slots__ = ("_median", "_samples", "_stale")
+    __slots__ = ("_beaten", "_median", "_samples", "_stale")
 
     def __init__(self, samples: int) -> None:
         self._samples: deque[tuple[float, bool]] = deque(maxlen=samples)
         self._median: float | None = None
         self._stale = False
+        self._beaten: deque[bool] = deque(maxlen=samples)
 
     def __len__(self) -> int:
         """Return the number of durations kept."""
@@ -28,6 +29,15 @@ class DurationHistory:
         """Add one duration; the oldest is forgotten when there is no room."""
         self._samples.append((duration_s, censored))
         self._stale = True
+
+    def note_deadline(self, *, beaten: bool) -> None:
+        """Note whether a call with a deadline ended clearly before it."""
+        self._beaten.append(beaten)
+
+    @property
+    def beats_deadlines(self) -> bool:
+        """Whether most calls (of at least four) ended clearly before their deadline."""
+        return len(self._beaten) >= 4 and 2 * sum(self._beaten) > len(self._beaten)
 
     def median_s(self) -> float | None:
         """

@@ -107,9 +107,10 @@ class Readiness:
     Predicts when sessions in a tool gap come back, and which are ready now.
 
     Evidence, strongest first: completion; progress or deadline hint; parsed sleep; the tool's
-    history; all tools' history; a constant. Histories are per tenant. All tables are bounded, the
-    least recently used entry is forgotten; a call forgotten while open is a censored duration.
-    `now` never goes back. A parsed sleep does not go stale, because the command does not change.
+    history; all tools' history; a constant. A deadline is only a bound for a tool that was seen to
+    end before most of its deadlines. Histories are per tenant. All tables are bounded, the least
+    recently used entry is forgotten; a call forgotten while open is a censored duration. `now`
+    never goes back. A parsed sleep does not go stale, because the command does not change.
     """
 
     def __init__(self, settings: ReadinessSettings | None = None) -> None:
@@ -208,6 +209,7 @@ class Readiness:
             if known:
                 duration = elapsed if elapsed is not None else max(0.0, at - call.started)
                 self._learn(tenant, call.name, duration, censored=False)
+                self._note_deadline(tenant, call, call.started + duration)
         elif remaining is not None:
             if event.evidence is Evidence.SLEEP:
                 call.sleep_until = at + remaining
@@ -244,6 +246,7 @@ class Readiness:
                 if key in running or other:
                     continue
                 self._learn(tenant, call.name, max(0.0, now - call.started), censored=False)
+                self._note_deadline(tenant, call, now)
             del gap.calls[key]
         if not gap.calls:
             self._close((tenant, session))
@@ -334,12 +337,16 @@ class Readiness:
             if call.deadline is not None and call.deadline[0] < call.progress[0]:
                 return call.deadline[0], Source.DEADLINE
             return call.progress[0], Source.PROGRESS
+        bound = math.inf
         if call.deadline is not None and call.deadline[1] >= fresh:
-            return call.deadline[0], Source.DEADLINE
+            history = self._tools.get((tenant, call.name))
+            if history is None or not history.beats_deadlines:
+                return call.deadline[0], Source.DEADLINE
+            bound = call.deadline[0]  # this tool is seldom stopped by its deadline
         if call.sleep_until is not None:
-            return call.sleep_until, Source.SLEEP
+            return min(call.sleep_until, bound), Source.SLEEP
         expected, source = self.expected_s(call.name, tenant=tenant)
-        return call.started + expected, source
+        return min(call.started + expected, bound), source
 
     def _open(self, tenant: str, session: str, *, now: float) -> _Gap:
         key = (tenant, session)
@@ -394,6 +401,11 @@ class Readiness:
                 call.name = event.name
                 return old
         return self._anonymous(gap, event.name)
+
+    def _note_deadline(self, tenant: str, call: _Call, end: float) -> None:
+        history = self._tools.get((tenant, call.name))
+        if call.deadline is not None and history is not None:
+            history.note_deadline(beaten=end < call.deadline[0] - self.settings.window_s)
 
     def _learn(self, tenant: str, tool: str, duration_s: float, *, censored: bool) -> None:
         key = (tenant, tool)
