@@ -117,8 +117,8 @@ def label(request: Any, key: str = "", retries: int = 0) -> None:
     for name, value in _wire.encode(hints).items():
         if name not in headers:
             headers[name] = value
-    if hints.session is not None and slot.endpoint is None:
-        SESSIONS.learn_endpoint(hints.session, _endpoint(url, path))
+    if hints.session is not None:
+        SESSIONS.learn_endpoint(hints.session, slot.endpoint or _endpoint(url, path))
 
 
 def _patched(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,6 +44,7 @@ class _Conversation:
         self.session = session or uuid.uuid4().hex
         self.endpoint = endpoint
         self._named = session is not None
+        self.over = False
         self._made_up = False
         self._runs = 0
 
@@ -57,12 +58,14 @@ class _Conversation:
         given = (None if outer is None else outer.hints.session) or read_environment().session
         self.session = given or uuid.uuid4().hex
         self._made_up = given is None
+        self.over = False
 
     @guarded
     def end(self) -> None:
         """End a run."""
         self._runs -= 1
         if self._runs == 0 and self._made_up:
+            self.over = True
             SESSIONS.finish(self.session, endpoint=self.endpoint)
 
 
@@ -115,7 +118,8 @@ def _slot(place: _Place, *, once: bool) -> Iterator[None]:
 @guarded
 def _record(place: _Place, event: ToolEvent) -> None:
     hints = place.hints()
-    if hints.session is not None:
+    # A cancelled run may leave a tool behind that ends after its session.
+    if hints.session is not None and not place.conversation.over:
         endpoint = place.conversation.endpoint
         SESSIONS.record_tool(hints.session, hints.agent, event, endpoint=endpoint)
 

@@ -293,7 +293,7 @@ class ScoutCallback(GraphCallbackHandler):
         self._calls.drop_where(lambda call: call.session in sessions)
         if root.made_up:
             if self._hints:
-                SESSIONS.finish(root.session, agent=root.agent, endpoint=self._endpoint)
+                SESSIONS.finish(root.session, agent=root.agent, endpoint=root.slot.endpoint)
             return
         for run in left:
             if run.kind == "tool":  # its graph failed before it returned
@@ -458,7 +458,7 @@ class ScoutCallback(GraphCallbackHandler):
                 run.session,
                 run.agent,
                 started(name, run.call_id, inputs if inputs else input_str),
-                endpoint=self._endpoint,
+                endpoint=run.slot.endpoint,
             )
 
     def _asked(
@@ -487,7 +487,7 @@ class ScoutCallback(GraphCallbackHandler):
             run.session,
             run.agent,
             finished(run.name or "tool", run.call_id, elapsed_s, failed=failed),
-            endpoint=self._endpoint,
+            endpoint=run.slot.endpoint,
         )
 
     @guarded
@@ -516,7 +516,7 @@ class ScoutCallback(GraphCallbackHandler):
         _waiting.put(run.session, (call_id, self._runs.clock()))
         run.made_up = False  # a graph that can be interrupted can be resumed
         SESSIONS.record_tool(
-            run.session, run.agent, started(HUMAN, call_id, None), endpoint=self._endpoint
+            run.session, run.agent, started(HUMAN, call_id, None), endpoint=run.slot.endpoint
         )
 
     @guarded
@@ -532,7 +532,7 @@ class ScoutCallback(GraphCallbackHandler):
                 run.session,
                 run.agent,
                 finished(HUMAN, call_id, self._runs.clock() - since, failed=False),
-                endpoint=self._endpoint,
+                endpoint=run.slot.endpoint,
             )
 
 

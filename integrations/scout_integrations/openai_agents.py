@@ -277,4 +277,4 @@ class ScoutHooks(RunHooks[Any]):
         else:
             self._begun.put(call_id, SESSIONS.clock())
             event = started(tool.name, call_id, getattr(context, "tool_arguments", None))
-        SESSIONS.record_tool(outer.hints.session, agent.name, event)
+        SESSIONS.record_tool(outer.hints.session, agent.name, event, endpoint=outer.endpoint)

@@ -1,4 +1,5 @@
 import itertools
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,3 +47,11 @@ def chat_model(server: RecordingServer) -> Callable[..., Any]:
         )
 
     return make
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A loopback port where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
