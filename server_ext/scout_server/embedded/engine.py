@@ -16,8 +16,9 @@ from scout_server.embedded.settings import EmbeddedSettings
 from scout_server.policy.facts import Finish
 from scout_server.policy.runtime import PolicySettings
 from scout_server.replica.hashing import block_hashes
-from scout_server.replica.replica import Counters, Replica, RequestTooLargeError, StepResult
+from scout_server.replica.replica import Replica, RequestTooLargeError
 from scout_server.replica.request import Request
+from scout_server.replica.results import Counters, StepResult
 
 __all__ = ["Engine", "Generation"]
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from scout_server.replica.batch import BatchSettings
 from scout_server.replica.latency import LinearLatency
-from scout_server.replica.scheduler import BatchSettings
 
 __all__ = ["EmbeddedSettings"]
 

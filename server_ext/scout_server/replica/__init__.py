@@ -1,5 +1,6 @@
 """One model of one engine replica: block pool, batch scheduler, latency model; on any clock."""
 
+from scout_server.replica.batch import Batch, BatchSettings
 from scout_server.replica.hashing import block_hashes, extend_hashes
 from scout_server.replica.hooks import (
     Admission,
@@ -13,9 +14,10 @@ from scout_server.replica.hooks import (
 )
 from scout_server.replica.latency import LatencyModel, LinearLatency, SpanLatency, StepBatch
 from scout_server.replica.pool import BlockPool, EvictionHook
-from scout_server.replica.replica import Counters, Replica, RequestTooLargeError, StepResult
+from scout_server.replica.replica import Replica, RequestTooLargeError
 from scout_server.replica.request import Request, State
-from scout_server.replica.scheduler import Batch, BatchScheduler, BatchSettings
+from scout_server.replica.results import Counters, StepResult
+from scout_server.replica.scheduler import BatchScheduler
 
 __all__ = [
     "Admission",

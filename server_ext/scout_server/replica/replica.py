@@ -2,60 +2,24 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from scout_sdk._errors import ScoutError
 from scout_sdk._hints import SessionEvent
 from scout_server.policy.facts import Assignment, Finish, FinishFacts, RequestFacts, Segment
 from scout_server.policy.runtime import PolicyCore, PolicySettings
+from scout_server.replica.batch import BatchSettings
 from scout_server.replica.hooks import Admission, VictimChoice, WaitingQueue
 from scout_server.replica.latency import LatencyModel, SpanLatency, StepBatch
 from scout_server.replica.pool import BlockPool, EvictionHook
 from scout_server.replica.request import Request, State
-from scout_server.replica.scheduler import BatchScheduler, BatchSettings
+from scout_server.replica.results import Counters, StepResult
+from scout_server.replica.scheduler import BatchScheduler
 
-__all__ = ["Counters", "Replica", "RequestTooLargeError", "StepResult"]
+__all__ = ["Replica", "RequestTooLargeError"]
 
 
 class RequestTooLargeError(ScoutError, ValueError):
     """A request can never fit into the pool, even alone."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a replica counted since its start; take differences."""
-
-    steps: int = 0
-    requests: int = 0
-    finished: int = 0
-    aborted: int = 0
-    preemptions: int = 0
-    queried_tokens: int = 0
-    """Prompt tokens looked up in the cache, without resumed and warm-up requests."""
-    hit_tokens: int = 0
-    """Those of them that were found."""
-    prompt_tokens: int = 0
-    """Prompt tokens computed or found, warm-ups included, resumptions not."""
-    generated_tokens: int = 0
-    recomputed_tokens: int = 0
-    """Tokens found missing when a preempted request started again."""
-    busy_s: float = 0.0
-
-
-class StepResult:
-    """What the end of a step brought; valid until the replica's next call."""
-
-    __slots__ = ("advanced", "finished", "preempted", "steps", "time")
-
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.steps = 0
-        """Engine steps that ended; more than 1 after a run of decode steps."""
-        self.advanced: Sequence[Request] = ()
-        """Requests that took part in the step; those with a new token have more `generated`."""
-        self.finished: list[Request] = []
-        self.preempted: Sequence[Request] = ()
-        """Requests that lost their blocks when the next step was scheduled."""
 
 
 class Replica:
@@ -290,12 +254,19 @@ class Replica:
             if now < self._end:
                 self.settle(now)
                 return result
-            now = self._now = self._end
+            now = self._end
             self._complete(now, result)
         self._now = now
+        ahead = self.settings.schedule_ahead
+        if not ahead:
+            self._part(result.finished, now)
         if self.scheduler.running or len(self.scheduler.queue) or self._late:
             self._begin(now)
             result.preempted = self.scheduler.batch.preempted
+        if ahead and result.finished:
+            self._part(result.finished, now)
+            if self._end is None and len(self.scheduler.queue):
+                self._wake = now
         return result
 
     def advance(self, until: float) -> StepResult | None:
@@ -331,9 +302,14 @@ class Replica:
         result.advanced = batch.requests
         for request in finished:
             request.finished_at = end
-            scheduler.release(request)
-            self.counters.finished += 1
-            self._forget(request, end)
+
+    def _part(self, finished: Sequence[Request], now: float) -> None:
+        """Let those that have ended go."""
+        self.scheduler.drop(finished)
+        self.counters.finished += len(finished)
+        for request in finished:
+            self.scheduler.release(request)
+            self._forget(request, now)
 
     def _begin(self, now: float) -> None:
         self.core.tick(now=now)
