@@ -24,6 +24,9 @@ __all__ = ["PLANS", "Plan", "compare"]
 
 _IDENTITY_OFF = ("--set", "policy.hints=false", "--set", "policy.fingerprints=false")
 
+_WITHOUT_LATENCY = ("--set", "embedded.prefill_tokens_per_s=1e9", "--set", "embedded.step_s=0")
+"""One request at a time, what is evicted does not depend on how long anything takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -148,7 +151,11 @@ async def _replay(
     plan: Plan, sent: Sequence[tuple[dict[str, str], bytes]], bar: Progress
 ) -> dict[str, Counters]:
     task = bar.add_task("identity off: starting servers", total=2 * len(sent))
-    specs = [plan.spec("LRU", ["--scout-off"]), plan.spec("identity off", _IDENTITY_OFF)]
+    fast = _WITHOUT_LATENCY if plan.engine == "embedded" else ()
+    specs = [
+        plan.spec("LRU", ["--scout-off", *fast]),
+        plan.spec("identity off", [*_IDENTITY_OFF, *fast]),
+    ]
     found: dict[str, Counters] = {}
     async with start_all(specs) as servers:
         for server in servers:
