@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,15 @@ _SECOND = LinearLatency(
 class _Vllm:
     """vLLM's scheduler with a worker that says what the script says."""
 
-    def __init__(self, folder: Path, blocks: int, settings: BatchSettings) -> None:
+    def __init__(
+        self, folder: Path, blocks: int, settings: BatchSettings, *, ahead: bool = False
+    ) -> None:
         torch = pytest.importorskip("torch")
         pytest.importorskip("vllm")
         from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
@@ -71,7 +75,7 @@ class _Vllm:
         spec = FullAttentionSpec(
             block_size=_BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32
         )
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if ahead else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=blocks + 1,
@@ -85,8 +89,7 @@ class _Vllm:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(_BLOCK, sha256)
         self._scripts: dict[str, list[int]] = {}
-        self._scheduled = None
-        self.started = False
+        self._flying: deque[object] = deque()  # steps that were scheduled and have no output yet
         self.queried = self.hits = 0
 
     def submit(self, name: str, prompt: list[int], script: list[int]) -> None:
@@ -110,24 +113,33 @@ class _Vllm:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def schedule(self) -> dict[str, int]:
-        self._scheduled = self.scheduler.schedule()
-        self.started = True
+        """Schedule a step; return the new tokens of each request in it."""
+        scheduled = self.scheduler.schedule()
+        requests = self.scheduler.requests
+        ready = {
+            name: not requests[name].is_prefill_chunk for name in scheduled.num_scheduled_tokens
+        }
+        self._flying.append((scheduled, ready))
         stats = self.scheduler.kv_cache_manager.make_prefix_cache_stats()
         self.queried += stats.queries
         self.hits += stats.hits
-        return dict(self._scheduled.num_scheduled_tokens)
+        return dict(scheduled.num_scheduled_tokens)
 
     def complete(self) -> None:
+        """Give the oldest scheduled step its output."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        names = list(self._scheduled.num_scheduled_tokens)
+        if not self._flying:
+            return
+        scheduled, ready = self._flying.popleft()
+        names = list(scheduled.num_scheduled_tokens)
         sampled = []
         for name in names:
             request = self.scheduler.requests.get(name)
-            ready = request is not None and request.num_computed_tokens >= request.num_tokens
-            sampled.append([self._scripts[name][request.num_output_tokens]] if ready else [])
+            at = request.num_output_tokens if request is not None else 0
+            sampled.append([self._scripts[name][at]] if ready[name] and request else [])
         self.scheduler.update_from_output(
-            self._scheduled,
+            scheduled,
             ModelRunnerOutput(
                 req_ids=names,
                 req_id_to_index={name: index for index, name in enumerate(names)},
@@ -188,8 +200,7 @@ def test_the_replica_does_block_for_block_what_vllm_does(seed, tmp_path):
             name = live.pop(rng.randrange(len(live)))
             vllm.abort(name)
             replica.abort(name, now)
-        if vllm.started:
-            vllm.complete()
+        vllm.complete()
         result = replica.step(replica.next_event_time())
         batch = replica.scheduler.batch
         expected = vllm.schedule()
@@ -217,3 +228,50 @@ def test_the_replica_does_block_for_block_what_vllm_does(seed, tmp_path):
     assert replica.counters.hit_tokens > 0
     if blocks < 40:
         assert preempted > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scheduling_ahead_is_vllms_asynchronous_scheduling(seed, tmp_path):
+    """
+    With room for all, the same requests are in the same steps, seats short and prompts chunked.
+    """
+    rng = random.Random(seed)
+    settings = BatchSettings(
+        block_tokens=_BLOCK,
+        max_num_seqs=rng.choice([2, 3, 6]),
+        max_batched_tokens=rng.choice([32, 64, 256]),
+        schedule_ahead=True,
+    )
+    vllm = _Vllm(tmp_path, 2000, settings, ahead=True)
+    replica = Replica(settings, _SECOND, kv_blocks=2000, policy=_OFF, runs=False)
+    ours: list[dict[str, int]] = []
+    theirs: list[dict[str, int]] = []
+    for number in range(400):
+        # A step is being computed, the next one is scheduled already; now requests arrive.
+        for each in range(rng.choice([0, 0, 0, 1, 2])):
+            name = f"r{number}-{each}"
+            prompt = [rng.randrange(1000) for _ in range(rng.randrange(1, 90))]
+            script = [rng.randrange(1000) for _ in range(rng.randrange(1, 20))]
+            vllm.submit(name, prompt, script)
+            replica.submit(
+                Request(name, prompt_tokens=len(prompt), output_tokens=len(script)),
+                max(replica.now, 0.0),
+            )
+        # vLLM keeps two steps in flight: the one that is computed and the one after it.
+        while len(vllm._flying) < 2:
+            step = vllm.schedule()
+            if step:
+                theirs.append(step)
+            if not step:
+                break
+        vllm.complete()
+        if replica.next_event_time() < 1e9:
+            replica.step(replica.next_event_time())
+        if not replica.idle:
+            batch = replica.scheduler.batch
+            ours.append(
+                {r.request_id: n for r, n in zip(batch.requests, batch.counts, strict=True)}
+            )
+    common = min(len(ours), len(theirs))
+    assert common > 300
+    assert ours[:common] == theirs[:common]
