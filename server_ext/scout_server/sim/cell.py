@@ -16,6 +16,7 @@ from scout_server.sim.oracle import Future
 from scout_server.sim.programs import ProgramRun
 from scout_server.sim.prompts import PromptHasher, next_of_session
 from scout_server.sim.record import CellStats, Span
+from scout_server.sim.residency import chain_name
 from scout_server.sim.routing import Router
 from scout_server.sim.tiers import Tiers, Transfer
 from scout_server.sim.tools import ToolSource
@@ -239,8 +240,31 @@ class Cell:
         if self._hints.tools and turn.tool is not None and self._says(run) and gap > 0.0:
             self._tell(run, index, ToolState.STARTED, turn.tool_expected_s, now)
         if self._future is not None:
-            self._future.tell(run.session(index), now + gap)
+            self._foresee(self._future, run, index, now + gap)
         self._push(now + gap, _RELEASE, (run, index))
+
+    def _foresee(self, future: Future, run: ProgramRun, index: int, at: float) -> None:
+        """Tell oracles when every chain of the branch that goes on with turn *index* is used."""
+        program = run.program
+        session = run.session(index)
+        turn_s = self.stats.turn.mean
+        seen: dict[str, None] = {}
+        while True:
+            turn = program.turns[index]
+            chain = chain_name(session, turn.agent)
+            if chain not in seen:
+                seen[chain] = None
+                future.tell(chain, turn.agent, at)
+            children = [c for c in run.children(index) if run.session(c) == session]
+            if not children:
+                break
+            index = children[0]
+            at += turn_s + self._tools.gap_s(program, index)
+        agents = dict.fromkeys(t.agent for t in program.turns if t.session == turn.session)
+        for agent in agents:
+            chain = chain_name(session, agent)
+            if chain not in seen:
+                future.tell(chain, agent, math.inf)
 
     def _says(self, run: ProgramRun) -> bool:
         if not self._hints.identity or not self._hints.share:
@@ -368,6 +392,10 @@ class Cell:
         self._views[sent.replica].outstanding_tokens -= sent.outstanding
         self._count(request, sent, now)
         due = run.finish(sent.index, now)
+        if self._future is not None and not due:
+            self._future.tell(
+                chain_name(sent.view.session, sent.view.agent), sent.view.agent, math.inf
+            )
         if self._on_finish is not None:
             self._on_finish(sent, request, now)
         if run.stopped:
@@ -405,9 +433,6 @@ class Cell:
             stats.aborted += 1
         else:
             stats.jct.add(now - run.arrived_at)
-        if self._future is not None:
-            for session in run.home:
-                self._future.forget(session)
         if self._hints.final and self._says(run) and not run.program.aborted:
             for session, home in run.home.items():
                 event = SessionEvent(session=session, final=True)

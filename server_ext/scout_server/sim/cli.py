@@ -132,7 +132,7 @@ def compare_command(
     overrides: Set = None,
     policies: Annotated[
         str, typer.Option(help="Residency policies, comma separated.")
-    ] = "lru,static-ttl,adaptive-ttl,min-waste,keep,scout,oracle-gap",
+    ] = "lru,static-ttl,adaptive-ttl,min-waste,keep,scout,oracle-next-use",
     out: Out = None,
     jobs: Jobs = 0,
     json_output: Json = False,

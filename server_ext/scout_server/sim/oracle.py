@@ -7,28 +7,25 @@ __all__ = ["Future"]
 
 
 class Future:
-    """The next release of every session, told by the cell as it draws the gaps."""
+    """When each chain is used next, told by the cell, which has drawn the gaps."""
 
     def __init__(self) -> None:
         self._next: dict[str, float] = {}
-        self._listeners: list[Callable[[str, float], None]] = []
+        self._listeners: list[Callable[[str, str | None, float], None]] = []
 
-    def listen(self, listener: Callable[[str, float], None]) -> None:
-        """Call *listener* with a session and the time of its next release; infinity: never."""
+    def listen(self, listener: Callable[[str, str | None, float], None]) -> None:
+        """Call *listener* with a chain, its agent and its next use; infinity: never."""
         self._listeners.append(listener)
 
-    def tell(self, session: str, at: float) -> None:
-        """Say that the session's next turn is released *at*."""
-        self._next[session] = at
+    def tell(self, chain: str, agent: str | None, at: float) -> None:
+        """Say that *chain* is used next *at*."""
+        if at == math.inf:
+            self._next.pop(chain, None)
+        else:
+            self._next[chain] = at
         for listener in self._listeners:
-            listener(session, at)
+            listener(chain, agent, at)
 
-    def forget(self, session: str) -> None:
-        """Say that the session has no further turn."""
-        self._next.pop(session, None)
-        for listener in self._listeners:
-            listener(session, math.inf)
-
-    def next_release(self, session: str) -> float:
-        """Return when the session's next turn is released; infinity: never."""
-        return self._next.get(session, math.inf)
+    def next_use(self, chain: str) -> float:
+        """Return when *chain* is used next; infinity: never."""
+        return self._next.get(chain, math.inf)

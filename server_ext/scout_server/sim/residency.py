@@ -30,7 +30,8 @@ class ResidencySettings:
     """Which policy decides what stays in HBM."""
 
     policy: str = "scout"
-    """scout, lru, discard, keep, static-ttl, adaptive-ttl, min-waste, oracle-gap."""
+    """scout, lru, discard, keep, static-ttl, adaptive-ttl, min-waste,
+    oracle-next-use."""
     ttl_s: Annotated[float, Gt(0)] = 10.0
     """static-ttl: seconds that a session's blocks are kept after a turn; adaptive-ttl: before
     anything is learnt."""
@@ -42,8 +43,9 @@ class ResidencySettings:
 
 class SessionCore(PolicyCore):
     """
-    Base of the retention policies: blocks belong to sessions, sessions have a deadline.
+    Base of the retention policies: blocks belong to chains, chains have a deadline.
 
+    A chain is what one agent of one session sends again and again.
     A subclass says until when a finished turn's blocks are kept. Kept blocks go last, those kept
     longest of all last; nothing is pinned: when only kept blocks are left, they go too. A prefix
     that several sessions of an agent have sent belongs to the agent, once, and is kept as long as
@@ -58,6 +60,7 @@ class SessionCore(PolicyCore):
         self._kept_next = 1
         self._kept_requests: dict[str, str] = {}
         self._kept_sessions: dict[str, _Session] = {}
+        self._kept_chains: dict[str, set[str]] = {}
         self._kept_anchors: dict[str, _Anchor] = {}
         self._kept_expiry: list[tuple[float, int, str]] = []
 
@@ -68,6 +71,10 @@ class SessionCore(PolicyCore):
     def learn(self, tool: str | None, gap_s: float) -> None:
         """Learn that a session came back *gap_s* after it had called *tool*."""
 
+    def while_used(self, now: float) -> float:
+        """Return the deadline of a chain whose turn waits or runs."""
+        return math.inf
+
     def score(self, deadline: float, now: float) -> float:
         """Return the score of blocks kept until *deadline*; a higher one goes later."""
         return deadline if deadline > now else 0.0
@@ -75,10 +82,11 @@ class SessionCore(PolicyCore):
     def arrive(self, facts: RequestFacts, *, now: float) -> Assignment:
         """Learn the gap of the session that came back."""
         hints = facts.hints
-        name = hints.session if hints is not None else None
-        agent = hints.agent if hints is not None else None
-        if name is None:
+        if hints is None or hints.session is None:
             return Assignment(agent=None, session=None, from_hint=False)
+        agent = hints.agent
+        name = chain_name(hints.session, agent)
+        self._kept_chains.setdefault(hints.session, set()).add(name)
         self._kept_requests[facts.request_id] = name
         session = self._kept_sessions.get(name)
         if session is None:
@@ -89,8 +97,8 @@ class SessionCore(PolicyCore):
         session.tokens = facts.prompt_tokens
         session.agent = agent
         self._kept_share(name, agent, facts.block_hashes)
-        self._kept_until(name, math.inf, now)
-        return Assignment(agent=agent, session=name, from_hint=True)
+        self._kept_until(name, self.while_used(now), now)
+        return Assignment(agent=agent, session=hints.session, from_hint=True)
 
     def _kept_share(self, name: str, agent: str | None, hashes: Sequence[Hashable]) -> None:
         if agent is None:
@@ -138,15 +146,16 @@ class SessionCore(PolicyCore):
 
     def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
         """Let go of a session that has ended; remember its tool."""
-        session = self._kept_sessions.get(event.session)
-        if session is None:
-            return
         if event.final:
-            self._kept_until(event.session, -1.0, now)
-            self._kept_sessions.pop(event.session)
-            self._kept_groups.pop(event.session, None)
+            for name in sorted(self._kept_chains.pop(event.session, ())):
+                self._kept_until(name, -1.0, now)
+                self._kept_sessions.pop(name)
+                self._kept_groups.pop(name, None)
         elif event.tool is not None and event.tool.state is ToolState.STARTED:
-            session.tool = event.tool.name
+            for name in self._kept_chains.get(event.session, ()):
+                chain = self._kept_sessions[name]
+                if chain.ended_at == now:
+                    chain.tool = event.tool.name
 
     def tick(self, *, now: float) -> None:
         """Let go of what has been kept long enough."""
@@ -173,10 +182,15 @@ class SessionCore(PolicyCore):
         self.order.set_score(group, self.score(deadline, now))
         if now < deadline < math.inf:
             heapq.heappush(self._kept_expiry, (deadline, group, name))
-        anchor = self._kept_anchors.get(session.agent) if session.agent else None
+        if session.agent is not None:
+            self._kept_shared(session.agent, deadline, now)
+
+    def _kept_shared(self, agent: str, deadline: float, now: float) -> None:
+        """Keep an agent's shared prefix as long as the chain that is kept longest."""
+        anchor = self._kept_anchors.get(agent)
         if anchor is not None and now < deadline < math.inf and deadline > anchor.deadline:
             anchor.deadline = deadline
-            key = f"agent {session.agent}"
+            key = f"agent {agent}"
             group = self._kept_group(key)
             self.order.set_score(group, self.score(deadline, now))
             heapq.heappush(self._kept_expiry, (deadline, group, key))
@@ -321,11 +335,13 @@ class _MinWaste(SessionCore):
         return now + 2 * expected
 
 
-class _OracleGap(SessionCore):
+class _OracleNextUse(SessionCore):
     """
-    Oracle: knows when each session's next turn is released; of two, evicts the later one.
+    Oracle: knows who speaks next in every program, and when; evicts what is used furthest ahead.
 
-    A shared prefix counts as used next when the first of its agent's sessions comes back.
+    The rule is Bélády's, over chains. When turns after the next one come is estimated from true
+    gaps and the mean turn so far, so it is a strong oracle, not a proven optimum. A shared prefix
+    counts as used when the first of its agent's chains is.
     """
 
     def __init__(self, future: Future, *, capacity_blocks: int, block_tokens: int) -> None:
@@ -335,34 +351,37 @@ class _OracleGap(SessionCore):
         future.listen(self._revise)
 
     def deadline(self, session: str, tool: str | None, tokens: int, now: float) -> float:
-        """Return the release of the session's next turn."""
-        return self._future.next_release(session)
+        """Return when the chain is used next."""
+        return self._future.next_use(session)
 
     def score(self, deadline: float, now: float) -> float:
         """Return a score that falls with the time until the next use."""
-        return -1e18 if deadline == math.inf else -deadline
+        return -1e18 if deadline == math.inf or deadline < 0 else -deadline
 
-    def arrive(self, facts: RequestFacts, *, now: float) -> Assignment:
-        """Let the session's blocks count as used now."""
-        assignment = super().arrive(facts, now=now)
-        if assignment.session is not None:
-            self._kept_until(assignment.session, now, now)
-        return assignment
+    def while_used(self, now: float) -> float:
+        """Return the present: a waiting turn's blocks are used next of all."""
+        return now
 
-    def _revise(self, name: str, at: float) -> None:
-        session = self._kept_sessions.get(name)
-        if session is None:
+    def _kept_shared(self, agent: str, deadline: float, now: float) -> None:
+        """Leave it to `_revise`, which knows the first use."""
+
+    def _revise(self, name: str, agent: str | None, at: float) -> None:
+        if name in self._kept_sessions:
+            self._kept_until(name, at, 0.0)
+        if agent is None:
             return
-        self._kept_until(name, at, 0.0)
-        if session.agent is None:
-            return
-        coming = self._coming.setdefault(session.agent, [])
+        coming = self._coming.setdefault(agent, [])
         if at < math.inf:
             heapq.heappush(coming, (at, name))
-        while coming and self._future.next_release(coming[0][1]) != coming[0][0]:
+        while coming and self._future.next_use(coming[0][1]) != coming[0][0]:
             heapq.heappop(coming)
         first = coming[0][0] if coming else math.inf
-        self.order.set_score(self._kept_group(f"agent {session.agent}"), self.score(first, 0.0))
+        self.order.set_score(self._kept_group(f"agent {agent}"), self.score(first, 0.0))
+
+
+def chain_name(session: str, agent: str | None) -> str:
+    """Return the name of the chain of *agent* in *session*."""
+    return f"{session}\n{agent or ''}"
 
 
 RESIDENCY = (
@@ -371,7 +390,7 @@ RESIDENCY = (
     "keep",
     "lru",
     "min-waste",
-    "oracle-gap",
+    "oracle-next-use",
     "scout",
     "static-ttl",
 )
@@ -412,10 +431,10 @@ def make_core(
         return _AdaptiveTtl(settings, cost, **size)
     if name == "min-waste":
         return _MinWaste(cost, **size)
-    if name == "oracle-gap":
+    if name == "oracle-next-use":
         if future is None:
-            msg = "oracle-gap needs to know the future of the run"
+            msg = "oracle-next-use needs to know the future of the run"
             raise ConfigError(msg)
-        return _OracleGap(future, **size)
+        return _OracleNextUse(future, **size)
     msg = f"unknown residency policy {name!r}; known: {', '.join(RESIDENCY)}"
     raise ConfigError(msg)
