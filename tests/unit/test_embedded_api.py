@@ -173,6 +173,15 @@ def test_hints_get_an_outcome(http):
     assert _metric(text, 'scout_hints_total{field="agent",outcome="accepted"}') >= 1
 
 
+def test_other_clients_identity_counts(http):
+    """
+    A session header of another client is taken; the outcome says so.
+    """
+    headers = {"x-dynamo-session-id": "abc"}
+    answer = http.post("/v1/chat/completions", json=_chat("hi"), headers=headers)
+    assert decode_outcome(answer.headers["x-scout-outcome"]) == {"session": HintOutcome.ACCEPTED}
+
+
 def test_the_lru_server_says_that_it_ignores_hints():
     """
     With identity off every hint's outcome is `ignored`.

@@ -14,7 +14,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from scout_sdk import _wire
-from scout_sdk._hints import HintOutcome
+from scout_sdk._hints import HintOutcome, Hints
+from scout_sdk.sleep import expected_seconds_of_call
+from scout_server import foreign
 from scout_server.embedded.bodies import ChatForm, CompletionForm, Form, ResponseForm
 from scout_server.embedded.engine import Engine, Generation
 from scout_server.embedded.errors import ApiError
@@ -223,10 +225,11 @@ class _Completions:
         except ClientDisconnect:
             return
         try:
-            call = self._parse(_parsed(raw), api.engine.settings)
+            body = _parsed(raw)
+            call = self._parse(body, api.engine.settings)
         except RecursionError as error:
             raise ApiError("the body is nested too deeply") from error
-        generation, headers = self._submit(request, call)
+        generation, headers = self._submit(request, body, call)
         form = self._form(call, generation, int(time.time()))
         watcher = asyncio.create_task(_watch(receive, api.engine, generation))
         try:
@@ -242,10 +245,11 @@ class _Completions:
             watcher.cancel()
             api.engine.abort(generation)
 
-    def _submit(self, request: Request, call: Call) -> tuple[Generation, dict[str, str]]:
+    def _submit(
+        self, request: Request, body: Mapping[str, object], call: Call
+    ) -> tuple[Generation, dict[str, str]]:
         api = self._api
-        decoded = _wire.decode(request.headers.items())
-        hints, outcomes = decoded.hints, dict(decoded.outcomes)
+        hints, outcomes = _hints_of(request, body)
         if not api.engine.policy.hints or api.engine.faulted is not None:
             hints, outcomes = None, dict.fromkeys(outcomes, HintOutcome.IGNORED)
         for field, outcome in outcomes.items():
@@ -301,5 +305,21 @@ async def _send(send: Send, chunks: Iterator[bytes]) -> None:
 
 
 def _expected(call: Call) -> tuple[tuple[str, float | None], ...]:
-    """Return the tools that the reply calls, for the policy core."""
-    return tuple((tool.name, None) for tool in call.reply.calls)
+    """Return the tools that the reply calls, and how long their arguments say that they take."""
+    tools = []
+    for tool in call.reply.calls:
+        expectation = expected_seconds_of_call(tool.name, tool.arguments)
+        tools.append((tool.name, expectation.seconds if expectation is not None else None))
+    return tuple(tools)
+
+
+def _hints_of(
+    request: Request, body: Mapping[str, object]
+) -> tuple[Hints | None, dict[str, HintOutcome]]:
+    """Return the hints of our headers, completed by those that other clients send."""
+    decoded = _wire.decode(request.headers.items())
+    try:
+        other = foreign.read(request.headers, body)
+        return foreign.merge(decoded.hints, other), {**other.outcomes, **decoded.outcomes}
+    except Exception:  # a hint never fails a request
+        return decoded.hints, dict(decoded.outcomes)
