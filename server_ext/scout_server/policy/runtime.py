@@ -46,7 +46,9 @@ class PolicySettings:
     fingerprints: bool = True
     """Recognise agents and sessions of unhinted requests by their prefixes."""
     max_agents: Annotated[int, Ge(1)] = 256
+    """Agents remembered per tenant; the least recently used is forgotten."""
     max_sessions: Annotated[int, Ge(1)] = 4096
+    """Sessions remembered per tenant; the least recently used is forgotten."""
     duel: bool = True
     """Follow our order only while it beats LRU in shadow; off: follow it always."""
     duel_half_life: Annotated[float, Ge(1)] = 60.0
