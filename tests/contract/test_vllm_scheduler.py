@@ -26,7 +26,8 @@ def scout() -> Any:
 class Traffic:
     """Random multi-turn sessions, some aborted, told to several schedulers alike."""
 
-    def __init__(self, lab: Any, runners: list[Any], seed: int) -> None:
+    def __init__(self, lab: Any, runners: list[Any], seed: int, *, resets: bool) -> None:
+        self.resets = resets
         self.lab = lab
         self.runners = runners
         self.rng = random.Random(seed)
@@ -50,7 +51,7 @@ class Traffic:
                 victim = rng.choice(live)
                 for runner in self.runners:
                     runner.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
-        elif choice < 0.335:
+        elif choice < 0.335 and self.resets:
             everything = rng.random() < 0.5
             for runner in self.runners:
                 runner.scheduler.reset_prefix_cache(reset_running_requests=everything)
@@ -75,9 +76,9 @@ class Traffic:
             )
 
 
-def run_alike(lab: Any, runners: list[Any], seed: int, steps: int) -> int:
+def run_alike(lab: Any, runners: list[Any], seed: int, steps: int, *, resets: bool = True) -> int:
     """Give all *runners* the same traffic; return the preemptions, after comparing every step."""
-    traffic = Traffic(lab, runners, seed)
+    traffic = Traffic(lab, runners, seed, resets=resets)
     for _ in range(steps):
         traffic.act()
         plans = [runner.step() for runner in runners]
@@ -119,7 +120,9 @@ def test_blocks_freed_behind_a_step_in_flight_keep_their_place(lab: Any, runner:
     ]
     for scheduler in schedulers:
         scheduler.defer_block_free = True  # what a KV connector that fills blocks switches on
-    run_alike(lab, [runner(each, in_flight=2) for each in schedulers], seed=5, steps=700)
+    run_alike(
+        lab, [runner(each, in_flight=2) for each in schedulers], seed=5, steps=700, resets=False
+    )
 
     assert schedulers[1].scout.breaker.open is False
 
