@@ -182,7 +182,9 @@ class SpanTableLatency(TableLatency):
             mean = context_tokens / sequences + done
             edge = self.attention.next_context(mean)
             # Steps up to the next measured context; at least the two ends of a straight piece.
-            length = min(max(int(edge - mean) + 1, 1), steps - done)
+            length = steps - done
+            if edge < math.inf:
+                length = min(max(int(edge - mean) + 1, 1), length)
             first = self.mixed_s((), sequences, context_tokens + done * sequences)
             if length == 1:
                 total += first

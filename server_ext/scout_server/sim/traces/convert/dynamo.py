@@ -124,7 +124,8 @@ def _program(
     turns: list[Turn] = []
     last_of: dict[str, int] = {}
     main = next((str(good[n][1].get("session_id") or "") for n in order), "")
-    start = min(_ms(good[n][1], "timestamp") for n in order)
+    stamped = [_ms(good[n][1], "timestamp") for n in order if "timestamp" in good[n][1]]
+    start = min(stamped, default=0.0)
     for name in order:
         line, raw = good[name]
         session = str(raw.get("session_id") or "")
@@ -136,7 +137,7 @@ def _program(
         gap = (_ms(raw, "delay") + _ms(raw, "tool_wait_ms")) / 1000
         if not waits and session in last_of:
             parents = {last_of[session]}
-        elif not waits:
+        elif not waits and "timestamp" in raw:
             gap += (_ms(raw, "timestamp") - start) / 1000
         tokens = int(str(raw.get("input_length") or 1))
         ids = raw.get("hash_ids") or []
