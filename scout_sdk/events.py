@@ -88,7 +88,7 @@ class EventSender:
         key = environment.api_key if api_key is None else api_key
         if key and key.isascii() and key.isprintable():
             self._headers["authorization"] = f"Bearer {key}"
-        self._sent = self._dropped = self._failed = 0
+        self._sent = self._dropped = self._failed = self._lost = 0
         self._capabilities: Capabilities | None = None
         self._warned = False
         self._afresh()
@@ -142,23 +142,24 @@ class EventSender:
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """
-        Wait at most *timeout_s* seconds for what was emitted before; True: all of it was sent.
+        Wait at most *timeout_s* seconds for what was emitted; True: nothing was lost.
 
-        A server that the sender backs off from is tried once more, at once.
+        Lost since the last flush, that is. A server that the sender backs off from is
+        tried once more, at once; if that fails, flush gives up.
         """
         try:
             deadline = time.monotonic() + timeout_s
             with self._changed:
-                lost = self._dropped + self._failed
+                failed = self._failed
                 self._hurry = bool(self._queue)
                 self._changed.notify_all()
-                while self._queue or self._in_flight:
+                while (self._queue or self._in_flight) and self._failed == failed:
                     left = deadline - time.monotonic()
-                    alive = self._thread is not None and self._thread.is_alive()
-                    if left <= 0 or not alive or self._failed + self._dropped > lost:
-                        return False
+                    if left <= 0 or self._thread is None or not self._thread.is_alive():
+                        break
                     self._changed.wait(left)
-                return self._dropped + self._failed == lost
+                known, self._lost = self._lost, self._failed + self._dropped
+                return self._lost == known and not (self._queue or self._in_flight)
         except Exception:
             _logger.debug("scout: flush failed", exc_info=True)
             return False
@@ -351,7 +352,7 @@ def _after_fork() -> None:
     for sender in list(_senders):
         connection = sender._connection
         sender._afresh()
-        sender._sent = sender._dropped = sender._failed = 0
+        sender._sent = sender._dropped = sender._failed = sender._lost = 0
         if connection is not None and connection.sock is not None:
             with contextlib.suppress(OSError):  # our copy only: the parent's stays open
                 os.close(connection.sock.detach())

@@ -61,7 +61,7 @@ anything = st.recursive(
     | st.sampled_from([*ToolState, *Evidence, "s" * 5000, "é" * 300, "\ud800"])
     | tool_events(),
     lambda inner: st.lists(inner, max_size=20) | st.tuples(inner, inner),
-    max_leaves=20,
+    max_leaves=8,
 )
 wild_tools = st.builds(
     ToolEvent,
@@ -113,7 +113,7 @@ def test_round_trip_is_exact(hints):
     assert _wire.from_xargs(json.loads(json.dumps(_wire.to_xargs(hints)))) == hints
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(wild_hints)
 def test_any_hints_give_valid_headers(hints):
     """Whatever the fields hold: valid headers, and a server clips nothing further."""
@@ -216,7 +216,12 @@ def test_events_come_back(events):
     assert _wire.decode_events(_wire.encode_events(events)) == (events, 0)
 
 
-@given(st.lists(anything | st.builds(SessionEvent, session=anything, tool=anything | wild_tools)))
+@settings(max_examples=40)
+@given(
+    st.lists(
+        anything | st.builds(SessionEvent, session=anything, tool=anything | wild_tools), max_size=4
+    )
+)
 def test_any_events_are_encoded(events):
     """Whatever is among the events: a message that is taken without a rejection."""
     decoded, rejected = _wire.decode_events(_wire.encode_events(events))

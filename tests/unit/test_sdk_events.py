@@ -147,8 +147,9 @@ def test_the_oldest_is_dropped(server):
             sender.emit(replace(EVENT, session=f"s{number}"))
         assert sender.counts.waiting == 3
         sender._endpoint = Endpoint.parse(server.base_url)
-        assert sender.flush(5)
+        assert not sender.flush(5)
         assert totals(sender) == (3, 2, 1)
+        assert sender.flush(5)
     assert [e.session for e in server.events] == ["s2", "s3", "s4"]
 
 
@@ -194,10 +195,10 @@ def test_a_black_hole_costs_its_timeout_only():
             sender.emit(EVENT)
         assert not sender.flush(0.05)
         assert not sender.flush(5)
-        assert sender.counts.failed >= 1
-        assert sender.counts.sent == 0
-        waiting, dropped, failed = sender.counts.waiting, *totals(sender)[1:]
-        assert waiting + dropped + failed == 2000
+        counts = sender.counts
+        assert counts.failed >= 1
+        assert counts.sent == 0
+        assert counts.waiting + counts.dropped + counts.failed == 2000
 
 
 def test_a_server_without_a_side_channel_is_left_alone():
@@ -216,7 +217,7 @@ def test_a_server_without_a_side_channel_is_left_alone():
         clock.advance(60)
         server.hint_aware = True
         sender.emit(EVENT)
-        assert sender.flush(5)
+        assert not sender.flush(5)
         assert totals(sender) == (1, 11, 0)
 
 
