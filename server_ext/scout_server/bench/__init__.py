@@ -1,0 +1,12 @@
+"""`scout bench`: figures that the project promises, measured."""
+
+import typer
+
+from scout_server.bench.planner import planner
+from scout_server.bench.readiness import readiness
+
+__all__ = ["bench_app"]
+
+bench_app = typer.Typer(no_args_is_help=True, add_completion=False)
+bench_app.command()(planner)
+bench_app.command()(readiness)
