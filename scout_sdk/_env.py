@@ -1,11 +1,13 @@
 """The SCOUT_* environment variables, read when asked and never at import."""
 
+import logging
 import math
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Environment", "read_environment"]
+__all__ = ["Environment", "announce", "read_environment"]
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -44,6 +46,28 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         debug=_flag(given, "SCOUT_DEBUG", False, problems),
         problems=tuple(problems),
     )
+
+
+_announced: set[str] = set()
+_lock = threading.Lock()
+
+
+def announce(environment: Environment) -> None:
+    """
+    Log what is wrong in *environment*, each problem once; with SCOUT_DEBUG log everything.
+
+    Everything goes to standard error, unless the program has set up its own logging.
+    """
+    logger = logging.getLogger("scout_sdk")
+    with _lock:
+        fresh = [problem for problem in environment.problems if problem not in _announced]
+        _announced.update(fresh[:64])
+        if environment.debug and logger.getEffectiveLevel() > logging.DEBUG:
+            logger.setLevel(logging.DEBUG)
+            if not logger.hasHandlers():
+                logger.addHandler(logging.StreamHandler())
+    for problem in fresh:
+        logger.warning("scout: %s", problem)
 
 
 def _text(given: Mapping[str, str], name: str) -> str | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scout_sdk._capabilities import MAX_ANSWER_BYTES, Capabilities, Endpoint
-from scout_sdk._env import read_environment
+from scout_sdk._env import announce, read_environment
 from scout_sdk._hints import SessionEvent, ToolState
 from scout_sdk._limits import MAX_EVENTS
 from scout_sdk._wire import CAPABILITIES_PATH, EVENTS_PATH, VERSION, encode_events
@@ -60,8 +60,9 @@ class EventSender:
     emit() neither blocks nor raises: a bounded queue drops its oldest event. The thread
     starts with the first event, sends what has gathered in one message, backs off from a
     server that fails (1 s, doubling to 30 s) and leaves one that takes no events alone for
-    60 s. At exit, all senders together get half a second. After a fork, the child's sender
-    starts afresh with an empty queue; what waited is the parent's to send.
+    60 s. With SCOUT_SDK_ENABLED=0 it drops everything. At exit, all senders together get
+    half a second. After a fork, the child's sender starts afresh with an empty queue; what
+    waited is the parent's to send.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class EventSender:
         message; None: SCOUT_TIMEOUT, else 1. max_waiting: events that may wait.
         """
         environment = read_environment()
+        announce(environment)
+        self._enabled = environment.enabled
         self._endpoint = Endpoint.parse(base_url)
         self._timeout_s = environment.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
@@ -129,7 +132,7 @@ class EventSender:
         try:
             with self._changed:
                 now = self._clock()
-                if self._closed or now < self._off_until or not isinstance(event, SessionEvent):
+                if not self._takes(event, now):
                     self._dropped += 1
                     return
                 if len(self._queue) == self._queue.maxlen:
@@ -139,6 +142,11 @@ class EventSender:
                 self._changed.notify_all()
         except Exception:  # no thread to be had: the interpreter ends, or resources have run out
             _logger.debug("scout: event not sent", exc_info=True)
+
+    def _takes(self, event: object, now: float) -> bool:
+        """Tell whether *event* may be queued now."""
+        usable = self._enabled and isinstance(event, SessionEvent)
+        return usable and not self._closed and now >= self._off_until
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """
@@ -244,6 +252,8 @@ class EventSender:
             self._disconnect()
         with self._changed:
             now = self._clock()
+            if sent:
+                _logger.debug("scout: %d events sent to %s", sent, self._endpoint.host)
             self._in_flight = 0
             self._sent += sent
             self._failed += failed

@@ -319,6 +319,35 @@ def test_closed_means_closed(server):
     sender.close()
 
 
+def test_switched_off(server, monkeypatch):
+    """With SCOUT_SDK_ENABLED=0 nothing is sent."""
+    monkeypatch.setenv("SCOUT_SDK_ENABLED", "0")
+    with sending(server.base_url) as sender:
+        sender.emit(EVENT)
+        assert totals(sender) == (0, 1, 0)
+    assert server.requests == []
+
+
+def test_debug_says_what_is_sent(server):
+    """With SCOUT_DEBUG=1 a process tells on standard error what is sent, and what is wrong."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from scout_sdk import SessionEvent; from scout_sdk.events import *;"
+            "s = EventSender(sys.argv[1]); s.emit(SessionEvent(session='s')); assert s.flush(5);"
+            "EventSender(sys.argv[1])",
+            server.base_url,
+        ],
+        env=os.environ | {"SCOUT_DEBUG": "1", "SCOUT_TIMEOUT": "soon"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "1 events sent to 127.0.0.1" in done.stderr
+    assert done.stderr.count("SCOUT_TIMEOUT='soon'") == 1
+
+
 def test_no_thread_before_the_first_event(server):
     """A sender that is never used starts no thread and asks nothing."""
     before = threading.active_count()

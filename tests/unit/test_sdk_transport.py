@@ -1,7 +1,9 @@
 """The transports, for real: httpx and httpx2 clients against a loopback server."""
 
+import importlib
+import importlib.util
+
 import httpx
-import httpx2
 import openai
 import pytest
 
@@ -12,11 +14,13 @@ from scout_sdk.transport import AsyncHintTransport, HintTransport
 
 HINTS = Hints(session="s1", agent="planner", turn=3)
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-SYNC = {"httpx": (httpx.Client, None), "httpx2": (httpx2.Client, httpx2.HTTPTransport)}
-ASYNC = {
-    "httpx": (httpx.AsyncClient, None),
-    "httpx2": (httpx2.AsyncClient, httpx2.AsyncHTTPTransport),
-}
+SYNC = {"httpx": (httpx.Client, None)}
+ASYNC = {"httpx": (httpx.AsyncClient, None)}
+NEWEST = httpx
+if importlib.util.find_spec("httpx2"):  # what openai 3 and later use
+    NEWEST = importlib.import_module("httpx2")
+    SYNC["httpx2"] = (NEWEST.Client, NEWEST.HTTPTransport)
+    ASYNC["httpx2"] = (NEWEST.AsyncClient, NEWEST.AsyncHTTPTransport)
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +75,9 @@ def test_a_callable_says_which_hints(server, library):
 
 def test_openai_clients_take_it(server):
     """The openai package works through it, streaming too; its retries say the same."""
-    transport = HintTransport(httpx2.HTTPTransport())
+    transport = HintTransport(NEWEST.HTTPTransport())
     with (
-        httpx2.Client(transport=transport) as http_client,
+        NEWEST.Client(transport=transport) as http_client,
         openai.OpenAI(base_url=server.base_url, api_key="k", http_client=http_client) as client,
         scout_sdk.context(session="s2", agent="coder"),
     ):
