@@ -1,6 +1,7 @@
 """`scout sim`: run, compare and sweep simulations of agent programs."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +13,16 @@ from rich.table import Table
 
 from scout_sdk._errors import ConfigError, ScoutError
 from scout_server.report import Target, command_line, emit
+from scout_server.sim.consoles import wide_console
+from scout_server.sim.html import write_report
 from scout_server.sim.record import CellRecord
 from scout_server.sim.scenario import Scenario, defaults_yaml, load_document, scenario_of
+from scout_server.sim.simulate import programs_of
 from scout_server.sim.sweep import Axis, axes_of, combine, split_axes
 from scout_server.sim.sweep import sweep as run_sweep
+from scout_server.sim.tools import durations_by_tool, fit_tools, save_tools
+from scout_server.sim.traces import TraceReader
+from scout_server.sim.traces.inspection import inspect
 from scout_server.sim.validate import load_run, replay, run_latency, tables_beside
 
 __all__ = ["sim_app"]
@@ -31,6 +38,7 @@ Set = Annotated[
     typer.Option("--set", "-s", help="Override, such as residency.policy=lru; repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML report.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write the records as JSON lines.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0: one per core.")]
 
@@ -72,10 +80,22 @@ def _table(records: Sequence[CellRecord]) -> Table:
     return table
 
 
-def _report(records: Sequence[CellRecord], *, seed: int, as_json: bool, out: Path | None) -> None:
+def _report(
+    records: Sequence[CellRecord],
+    *,
+    scenario: Scenario,
+    as_json: bool,
+    html: Path | None,
+    out: Path | None,
+) -> None:
     if out is not None:
         out.write_text("".join(record.to_json() + "\n" for record in records), "utf-8")
-    console = Console()
+    if html is not None:
+        info, programs = programs_of(scenario)
+        curve = inspect(info, programs, curve_blocks=300_000).curve
+        write_report(html, records, command_line(), curve)
+    seed = scenario.seed
+    console = wide_console()
     if as_json:
         emit(
             console, command_line(), seed, {"runs": [json.loads(r.to_json()) for r in records]},
@@ -90,6 +110,8 @@ def _report(records: Sequence[CellRecord], *, seed: int, as_json: bool, out: Pat
                 f"{record.label}: {record.rejected} programs were given up: a turn is larger than"
                 f" the pool of {record.kv_blocks} blocks"
             )
+    if html is not None:
+        console.print(f"report: {html}", markup=False)
 
 
 @sim_app.command("config")
@@ -102,6 +124,7 @@ def config_command() -> None:
 def run_command(
     config: Config = None,
     overrides: Set = None,
+    html: Html = None,
     out: Out = None,
     json_output: Json = False,
 ) -> None:
@@ -115,7 +138,7 @@ def run_command(
         records = run_sweep(document, axes, jobs=1, console=Console(stderr=True))
     except ScoutError as error:
         raise _fail(error) from error
-    _report(records, seed=scenario.seed, as_json=json_output, out=out)
+    _report(records, scenario=scenario, as_json=json_output, html=html, out=out)
 
 
 def _sweep(
@@ -133,6 +156,7 @@ def compare_command(
     policies: Annotated[
         str, typer.Option(help="Residency policies, comma separated.")
     ] = "lru,static-ttl,adaptive-ttl,min-waste,keep,scout,oracle-next-use",
+    html: Html = None,
     out: Out = None,
     jobs: Jobs = 0,
     json_output: Json = False,
@@ -145,7 +169,7 @@ def compare_command(
         scenario, records = _sweep(document, axes, jobs=jobs, resume=None)
     except ScoutError as error:
         raise _fail(error) from error
-    _report(records, seed=scenario.seed, as_json=json_output, out=out)
+    _report(records, scenario=scenario, as_json=json_output, html=html, out=out)
 
 
 @sim_app.command("sweep")
@@ -160,6 +184,7 @@ def sweep_command(
         Path | None,
         typer.Option(help="File of finished runs: read at the start, extended after each run."),
     ] = None,
+    html: Html = None,
     out: Out = None,
     jobs: Jobs = 0,
     json_output: Json = False,
@@ -171,7 +196,7 @@ def sweep_command(
         scenario, records = _sweep(document, axes, jobs=jobs, resume=resume)
     except ScoutError as error:
         raise _fail(error) from error
-    _report(records, seed=scenario.seed, as_json=json_output, out=out)
+    _report(records, scenario=scenario, as_json=json_output, html=html, out=out)
 
 
 @sim_app.command("validate")
@@ -214,7 +239,7 @@ def validate_command(
         "preemptions": replica.counters.preemptions,
     }
     targets = [Target.at_most(f"|error| of {e.name}", abs(e.error), 0.05) for e in errors[:4]]
-    emit(Console(), command_line(), None, results, targets, json_output)
+    emit(wide_console(), command_line(), None, results, targets, json_output)
 
 
 @sim_app.command("fit-profiles")
@@ -232,3 +257,37 @@ def fit_profiles_command(
         raise _fail(error) from error
     out.write_text(json.dumps([plain(p) for p in profiles], indent=1) + "\n", "utf-8")
     typer.echo(f"{len(profiles)} profiles written to {out}")
+
+
+@sim_app.command("fit-tools")
+def fit_tools_command(
+    trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Scout trace.")],
+    out: Annotated[Path | None, typer.Argument(help="File to write; none: print only.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Fit a distribution per tool: lognormal body, Pareto tail, timeout; check its quantiles."""
+    try:
+        reader = TraceReader(trace)
+        fits = fit_tools(reader)
+        durations = durations_by_tool(reader, fits)
+    except ScoutError as error:
+        raise _fail(error) from error
+    rows: dict[str, object] = {}
+    for name, fit in fits.items():
+        values = sorted(durations[name])
+        row: dict[str, object] = {
+            "calls": fit.samples,
+            "cut off": fit.censored,
+            "median s": math.exp(fit.log_median),
+            "sigma": fit.log_sigma,
+            "tail index": fit.tail_index,
+            "cap s": fit.cap_s,
+        }
+        for share in (0.5, 0.9, 0.99):
+            measured = values[int(share * (len(values) - 1))]
+            row[f"p{share * 100:.0f} s"] = measured
+            row[f"fit/p{share * 100:.0f}"] = fit.quantile(share) / max(measured, 1e-6)
+        rows[name] = row
+    if out is not None:
+        save_tools(out, fits)
+    emit(wide_console(), command_line(), None, {"tools": rows}, (), json_output)

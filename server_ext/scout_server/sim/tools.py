@@ -19,6 +19,7 @@ __all__ = [
     "ReplayTools",
     "ToolFit",
     "ToolSource",
+    "durations_by_tool",
     "fit_tool",
     "fit_tools",
     "load_tools",
@@ -189,6 +190,19 @@ def fit_tools(programs: Iterable[Program], *, least_samples: int = 8) -> dict[st
         values.setdefault(_UNKNOWN, []).extend(values.pop(name))
         cuts.setdefault(_UNKNOWN, []).extend(cuts.pop(name))
     return {name: fit_tool(values[name], cuts[name]) for name in sorted(values) if values[name]}
+
+
+def durations_by_tool(
+    programs: Iterable[Program], fits: Mapping[str, ToolFit]
+) -> dict[str, list[float]]:
+    """Return the durations that each of *fits* stands for."""
+    found: dict[str, list[float]] = {name: [] for name in fits}
+    for program in programs:
+        for turn in program.turns:
+            if turn.parents:
+                name = turn.tool if turn.tool in found else _UNKNOWN
+                found.setdefault(name or _UNKNOWN, []).append(turn.gap_s)
+    return found
 
 
 class FittedTools:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from scout_sdk._errors import ScoutError
 from scout_server.report import command_line, emit
+from scout_server.sim.consoles import wide_console
 from scout_server.sim.traces import Program, TraceReader, write_trace
 from scout_server.sim.traces.convert import CONVERTERS, SourceOptions
 from scout_server.sim.traces.inspection import Inspection
@@ -83,7 +84,7 @@ def inspect_command(
         found = inspect_trace(reader.info, reader, sizes=curve)
     except (ScoutError, OSError) as error:
         raise _fail(error) from error
-    console = Console()
+    console = wide_console()
     results = dataclasses.asdict(found) if json_output else _readable(found)
     if reader.skips.skipped:
         results["skipped lines"] = reader.skips.skipped
