@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from scout_sdk._sleeping.powershell import powershell_span
 from scout_sdk._sleeping.python import python_span
 from scout_sdk._sleeping.shell import Shell
-from scout_sdk._sleeping.span import NOTHING, UNKNOWN, Budget, Span, seconds_of
+from scout_sdk._sleeping.span import NOTHING, UNKNOWN, Budget, Span, Status, seconds_of
 
 __all__ = ["run_command", "shell_span"]
 
 _INSTANT_NAMES = """
-    : [ [[ alias basename builtin cat cd chmod chown cp cut date declare dirname echo expr false
+    : [ [[ alias basename builtin cat cd chmod chown continue cp cut date declare dirname echo expr false
     getopts grep egrep fgrep hash head hostname id install jobs kill let ln ls mkdir mktemp mv
     popd printenv printf pushd pwd readlink realpath rm rmdir sed seq set shift sort stat tail tee
     test touch tr trap true tty type ulimit umask unalias uname uniq unset wc which whoami
     write-host write-output rem title cls clear nl rev tac tput logger disown bg
 """
 _INSTANT = frozenset(_INSTANT_NAMES.split())
+_QUESTION_NAMES = "[ [[ test grep egrep fgrep pgrep pidof diff cmp which type nc ping"
+_QUESTIONS = frozenset(_QUESTION_NAMES.split())
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
 _POWERSHELLS = frozenset({"pwsh", "powershell", "powershell.exe", "pwsh.exe"})
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:\.exe)?|py")
@@ -56,58 +58,62 @@ def shell_span(source: str, budget: Budget) -> Span:
     return shell.clock
 
 
-def run_command(shell: Shell, words: _Arguments, stdin: str | None) -> tuple[Span, bool | None]:
-    """Return the time of a command, and whether it succeeds (None: who knows)."""
+def run_command(shell: Shell, words: _Arguments, stdin: str | None) -> tuple[Span, Status]:
+    """Return the time of a command, and whether it succeeds."""
     shell.budget.step()
     if words[0] is None:
-        return UNKNOWN, None
+        return UNKNOWN, Status.LIKELY
     name = words[0].rpartition("/")[2]
     arguments = words[1:]
     if name in ("true", ":", "echo", "printf"):
-        return NOTHING, True
+        return NOTHING, Status.YES
     if name == "false":
-        return NOTHING, False
+        return NOTHING, Status.NO
     if name == "sleep":
         return _sleep(arguments)
     if name == "usleep":
         micros = seconds_of(arguments[0]) if len(arguments) == 1 else None
-        return (UNKNOWN, None) if micros is None else (_exactly(micros / 1e6), True)
+        return (UNKNOWN, Status.LIKELY) if micros is None else (_exactly(micros / 1e6), Status.YES)
     if name == "start-sleep" or name.lower() == "start-sleep":
         line = " ".join(f"'{a}'" if a and " " in a else a or "$_" for a in words)
-        return powershell_span(line, shell.budget), True
+        return powershell_span(line, shell.budget), Status.YES
     if name in _TIMEOUTS:
         return _timeout(shell, arguments, stdin)
     if name in ("curl", "read", "inotifywait"):
-        return _bounded(name, arguments), None
+        return _bounded(name, arguments), Status.LIKELY
     if name in _INSTANT:
         follows = name == "tail" and any(a and re.match(r"-\w*[fF]|--follow", a) for a in arguments)
-        return (UNKNOWN if follows else NOTHING), None if name in ("test", "[", "[[") else True
+        return (UNKNOWN if follows else NOTHING), (
+            Status.EITHER if name in _QUESTIONS else Status.YES
+        )
+    if name in _QUESTIONS:
+        return UNKNOWN, Status.EITHER
     if name in _WRAPPERS:
         return _wrapped(shell, name, arguments, stdin)
     if name in _LAUNCHERS and arguments and arguments[0] == "run":
         span, status = _wrapped(shell, "", arguments[1:], stdin)
         return span.then(UNKNOWN), status
-    return _interpreter(shell, name, arguments, stdin), None
+    return _interpreter(shell, name, arguments, stdin), Status.LIKELY
 
 
 def _exactly(seconds: float) -> Span:
     return Span(0.0, math.inf, True) if math.isinf(seconds) else Span(seconds, seconds, True)
 
 
-def _sleep(arguments: _Arguments) -> tuple[Span, bool | None]:
+def _sleep(arguments: _Arguments) -> tuple[Span, Status]:
     given = [seconds_of(argument) for argument in arguments]
     known = [seconds for seconds in given if seconds is not None]
     if not given or len(known) < len(given):
-        return Span(0.0, math.inf, True), None
-    return _exactly(math.fsum(known)), True
+        return Span(0.0, math.inf, True), Status.LIKELY
+    return _exactly(math.fsum(known)), Status.YES
 
 
-def _timeout(shell: Shell, arguments: _Arguments, stdin: str | None) -> tuple[Span, bool | None]:
+def _timeout(shell: Shell, arguments: _Arguments, stdin: str | None) -> tuple[Span, Status]:
     """`timeout [-k GRACE] [-s SIGNAL] LIMIT COMMAND`, and the one of Windows: `/t SECONDS`."""
     rest = list(arguments)
     if rest and (rest[0] or "").lower() == "/t":
         seconds = seconds_of(rest[1]) if len(rest) > 1 else None
-        return (UNKNOWN, None) if seconds is None else (_exactly(seconds), True)
+        return (UNKNOWN, Status.LIKELY) if seconds is None else (_exactly(seconds), Status.YES)
     grace = 0.0
     while rest and rest[0] is not None and rest[0].startswith("-") and len(rest[0]) > 1:
         option = rest.pop(0) or ""
@@ -121,12 +127,11 @@ def _timeout(shell: Shell, arguments: _Arguments, stdin: str | None) -> tuple[Sp
             grace = seconds_of(option[2:]) or 0.0
     limit = seconds_of(rest.pop(0)) if rest else None
     if not rest:
-        return UNKNOWN, None
+        return UNKNOWN, Status.LIKELY
     span, status = run_command(shell, rest, stdin)
     if limit is None or limit == 0.0:  # unknown, or none at all
-        return Span(0.0 if limit is None else span.low, math.inf, span.said), None
-    cut = span.low >= limit
-    return span.within(limit, grace), False if cut and span.low > limit else status
+        return Span(0.0 if limit is None else span.low, math.inf, span.said), Status.LIKELY
+    return span.within(limit, grace), Status.NO if span.low > limit else status
 
 
 def _bounded(name: str, arguments: _Arguments) -> Span:
@@ -149,12 +154,12 @@ def _bounded(name: str, arguments: _Arguments) -> Span:
 
 def _wrapped(
     shell: Shell, name: str, arguments: _Arguments, stdin: str | None
-) -> tuple[Span, bool | None]:
+) -> tuple[Span, Status]:
     rest = list(arguments)
     valued = _WRAPPERS.get(name, "")
     if name == "eval":
         if None in rest:
-            return UNKNOWN, None
+            return UNKNOWN, Status.LIKELY
         inner = shell.child()
         status = inner.run(" ".join(word for word in rest if word is not None))
         return inner.clock, status
@@ -168,7 +173,7 @@ def _wrapped(
             rest.pop(0)
         else:
             break
-    return run_command(shell, rest, stdin) if rest else (NOTHING, True)
+    return run_command(shell, rest, stdin) if rest else (NOTHING, Status.YES)
 
 
 def _interpreter(shell: Shell, name: str, arguments: _Arguments, stdin: str | None) -> Span:

@@ -19,6 +19,7 @@ __all__ = [
     "Simple",
     "Subshell",
     "While",
+    "leaves",
     "read",
 ]
 
@@ -130,6 +131,31 @@ Node = (
     | Case
     | Function
 )
+
+_LEAVING = frozenset({"break", "continue", "exit", "return"})
+
+
+def leaves(node: Node) -> bool:
+    """Tell whether *node* holds a command that leaves a loop, or a round of it, early."""
+    match node:
+        case Simple():
+            return bool(node.words) and node.words[0].plain in _LEAVING
+        case Sequence():
+            return any(map(leaves, node.nodes))
+        case Pipeline():
+            return any(map(leaves, node.stages))
+        case Chain():
+            return leaves(node.first) or any(leaves(then) for _, then in node.rest)
+        case If():
+            bodies = [part for branch in node.branches for part in branch]
+            return any(map(leaves, [*bodies, node.otherwise]))
+        case Case():
+            return any(map(leaves, node.bodies))
+        case For() | Counted() | While():
+            return leaves(node.body)
+        case _:
+            return False
+
 
 _STARTS = frozenset({"{", "for", "while", "until", "if", "case", "function"})
 _CLOSERS = frozenset({"then", "do", "done", "fi", "else", "elif", "esac", "}"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from scout_sdk._sleeping import grammar
 from scout_sdk._sleeping.expansion import MAX_ITEMS, expand, text_of
-from scout_sdk._sleeping.span import NOTHING, Budget, Span, Unreadable, either, parallel
+from scout_sdk._sleeping.span import NOTHING, Budget, Span, Status, Unreadable, either, parallel
 from scout_sdk._sleeping.words import Arithmetic, Literal, Substitution, Word
 
 __all__ = ["Runner", "Shell"]
@@ -18,11 +18,17 @@ _COUNTED = re.compile(
     r"(?:\1\+\+|\+\+\1|\1\s*\+=\s*(\d+))\s*"
 )
 _MANY = 64
+_YES, _NO, _EITHER = Status.YES, Status.NO, Status.EITHER
+_RUNS = {
+    "&&": {_YES: _YES, _NO: _NO, Status.LIKELY: _YES, _EITHER: _EITHER},
+    "||": {_YES: _NO, _NO: _YES, Status.LIKELY: _EITHER, _EITHER: _EITHER},
+}
+_NEGATED = {_YES: _NO, _NO: _YES, Status.LIKELY: _EITHER, _EITHER: _EITHER}
 
-Runner = Callable[["Shell", list[str | None], str | None], tuple[Span, bool | None]]
+Runner = Callable[["Shell", list[str | None], str | None], tuple[Span, Status]]
 """Tells the time of one command (name and arguments, standard input), and if it succeeds.
 
-None as an argument: only a shell can tell it. None as the answer: nobody knows."""
+None as an argument: only a shell can tell it."""
 
 
 @dataclass(slots=True)
@@ -50,7 +56,7 @@ class Shell:
             functions=dict(self.functions),
         )
 
-    def run(self, source: str) -> bool | None:
+    def run(self, source: str) -> Status:
         """Walk over *source*. Raises Unreadable."""
         with self.budget:
             return self._walk(grammar.read(source, self.budget))
@@ -58,17 +64,17 @@ class Shell:
     def _spend(self, span: Span) -> None:
         self.clock = self.clock.then(span)
 
-    def _walk(self, node: grammar.Node) -> bool | None:
+    def _walk(self, node: grammar.Node) -> Status:
         """Walk over *node* and return whether it succeeds."""
         self.budget.step()
         if self.ended:
-            return None
+            return Status.LIKELY
         with self.budget:
             match node:
                 case grammar.Simple():
                     return self._simple(node)
                 case grammar.Sequence():
-                    status: bool | None = True
+                    status = Status.YES
                     for each in node.nodes:
                         status = self._walk(each)
                     return status
@@ -80,7 +86,7 @@ class Shell:
                     job = self.child()
                     job._walk(node.node)
                     self.jobs.append(self.clock.then(job.clock))
-                    return True
+                    return Status.YES
                 case grammar.Subshell():
                     inner = self.child()
                     status = inner._walk(node.body)
@@ -96,27 +102,25 @@ class Shell:
                     return self._if(node, 0)
                 case grammar.Case():
                     self._branch([*node.bodies, grammar.Sequence(())])
-                    return None
+                    return Status.LIKELY
                 case grammar.Function():
                     self.functions[node.name] = node.body
-                    return True
+                    return Status.YES
 
-    def _chain(self, node: grammar.Chain) -> bool | None:
+    def _chain(self, node: grammar.Chain) -> Status:
         status = self._walk(node.first)
         for joint, then in node.rest:
-            if joint == "&&" and status is not False:
+            runs = _RUNS[joint][status]
+            if runs is Status.YES:
                 status = self._walk(then)
-            elif joint == "||" and status is not True:
+            elif runs is Status.EITHER:
                 other = self.child()
-                failed = other._walk(then)
-                if status is False:
-                    self._spend(other.clock)
-                    status = failed
-                else:  # taken to have succeeded, but who knows
-                    self._spend(Span(0.0, other.clock.high, other.clock.said))
+                other._walk(then)
+                self._spend(Span(0.0, other.clock.high, other.clock.said))
+                self._forget(other)
         return status
 
-    def _pipeline(self, node: grammar.Pipeline) -> bool | None:
+    def _pipeline(self, node: grammar.Pipeline) -> Status:
         if len(node.stages) == 1:
             status = self._walk(node.stages[0])
         else:
@@ -124,7 +128,7 @@ class Shell:
             for stage, each in zip(stages, node.stages, strict=True):
                 status = stage._walk(each)
             self._spend(parallel(*(stage.clock for stage in stages)))
-        return status if not node.negated or status is None else not status
+        return _NEGATED[status] if node.negated else status
 
     def _items(self, words: tuple[Word, ...] | None) -> list[str | None] | None:
         if words is None:
@@ -140,7 +144,7 @@ class Shell:
                 raise Unreadable("too many rounds")
         return items
 
-    def _counted(self, node: grammar.Counted) -> bool | None:
+    def _counted(self, node: grammar.Counted) -> Status:
         found = _COUNTED.fullmatch(node.head)
         if found is None:
             return self._rounds("", None, node.body)
@@ -150,14 +154,15 @@ class Shell:
             raise Unreadable("too many rounds")
         return self._rounds(name, [str(n) for n in numbers], node.body)
 
-    def _rounds(
-        self, name: str, items: list[str | None] | None, body: grammar.Sequence
-    ) -> bool | None:
+    def _rounds(self, name: str, items: list[str | None] | None, body: grammar.Sequence) -> Status:
         if items is not None and len(items) <= _MANY:
-            status: bool | None = True
+            start, status = self.clock, Status.YES
             for item in items:
                 self.variables[name] = item
                 status = self._walk(body)
+            if grammar.leaves(body):  # it may go round less often
+                self.clock = Span(start.low, self.clock.high, self.clock.said)
+                self.ended = False
             return status
         once = self.child()
         once.variables[name] = None  # what depends on it is unknown
@@ -166,33 +171,34 @@ class Shell:
         if items is None:
             self._spend(Span(0.0, math.inf, each.said))
         else:
-            self._spend(Span(each.low * len(items), each.high * len(items), each.said))
+            low = 0.0 if grammar.leaves(body) else each.low * len(items)
+            self._spend(Span(low, each.high * len(items), each.said))
         self._forget(once)
-        return None
+        return Status.LIKELY
 
-    def _while(self, node: grammar.While) -> bool | None:
+    def _while(self, node: grammar.While) -> Status:
         once = self.child()
         status = once._walk(node.condition)
-        if status is node.until:  # it is known not to go round at all
+        if status is (Status.YES if node.until else Status.NO):  # it never goes round
             self._spend(once.clock)
-            return True
+            return Status.YES
         once._walk(node.body)
         self._spend(Span(0.0, math.inf, once.clock.said))
         self._forget(once)
-        return None
+        return Status.LIKELY
 
-    def _if(self, node: grammar.If, at: int) -> bool | None:
+    def _if(self, node: grammar.If, at: int) -> Status:
         if at == len(node.branches):
             return self._walk(node.otherwise)
         condition, body = node.branches[at]
         status = self._walk(condition)
-        if status is True:
+        if status is Status.YES:
             return self._walk(body)
-        if status is False:
+        if status is Status.NO:
             return self._if(node, at + 1)
         rest = grammar.If(node.branches[at + 1 :], node.otherwise)
         self._branch([body, rest if rest.branches else node.otherwise])
-        return None
+        return Status.LIKELY
 
     def _branch(self, bodies: list[grammar.Node]) -> None:
         """Walk over all *bodies*, of which one runs."""
@@ -208,7 +214,7 @@ class Shell:
             values = {shell.variables.get(name) for shell in (self, *branches)}
             self.variables[name] = values.pop() if len(values) == 1 else None
 
-    def _simple(self, node: grammar.Simple) -> bool | None:
+    def _simple(self, node: grammar.Simple) -> Status:
         stdin = next((w.stdin for w in reversed(node.words) if w.stdin is not None), None)
         words = [word for word in node.words if word.stdin is None]
         assigned: dict[str, str | None] = {}
@@ -218,29 +224,29 @@ class Shell:
             assigned[found[1]] = value[found.end() :] if known and value is not None else None
         if words and isinstance(words[0].parts[0], Arithmetic):  # ((...)): may set anything
             self.variables = dict.fromkeys(self.variables)
-            return None
+            return Status.EITHER
         arguments: list[str | None] = []
         for word in words:
             several = expand(word, self.variables)
             arguments += [self._substitute(word)] if several is None else several
         if not arguments:
             self.variables |= assigned
-            return True
+            return Status.YES
         name = arguments[0]
         if name in self.functions:
             return self._walk(self.functions[name])
         if name == "wait":
             self.clock = parallel(self.clock, *self.jobs)
             self.jobs.clear()
-            return True
+            return Status.YES
         if name in ("exit", "return"):
             self.ended = name == "exit"
-            return arguments[1:] in ([], ["0"])
+            return Status.YES if arguments[1:] in ([], ["0"]) else Status.NO
         if name in ("export", "local", "declare", "readonly"):
             for argument in arguments[1:]:
                 variable, _, value = (argument or "").partition("=")
                 self.variables[variable] = value
-            return True
+            return Status.YES
         span, status = self.runner(self, arguments, stdin)
         self._spend(span)
         return status

@@ -1,13 +1,35 @@
 """How long something takes, as far as its text says: a lower and an upper bound."""
 
+import enum
 import math
 import re
 from dataclasses import dataclass
 
-__all__ = ["NOTHING", "UNKNOWN", "Budget", "Span", "Unreadable", "either", "parallel", "seconds_of"]
+__all__ = [
+    "NOTHING",
+    "UNKNOWN",
+    "Budget",
+    "Span",
+    "Status",
+    "Unreadable",
+    "either",
+    "parallel",
+    "seconds_of",
+]
 
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Status(enum.Enum):
+    """Whether a command succeeds."""
+
+    YES = "yes"
+    NO = "no"
+    LIKELY = "likely"
+    """Nobody knows; taken to."""
+    EITHER = "either"
+    """Nobody knows, and it asks a question: both are as likely."""
 
 
 class Unreadable(Exception):  # noqa: N818 - never leaves the package
