@@ -12,7 +12,8 @@ from scout_sdk._sleeping.span import NOTHING, UNKNOWN, Budget, Span, Status, sec
 __all__ = ["run_command", "shell_span"]
 
 _INSTANT_NAMES = """
-    : [ [[ alias basename builtin cat cd chmod chown continue cp cut date declare dirname echo expr false
+    : [ [[ alias basename break builtin cat cd chmod chown continue
+    cp cut date declare dirname echo expr false
     getopts grep egrep fgrep hash head hostname id install jobs kill let ln ls mkdir mktemp mv
     popd printenv printf pushd pwd readlink realpath rm rmdir sed seq set shift sort stat tail tee
     test touch tr trap true tty type ulimit umask unalias uname uniq unset wc which whoami
