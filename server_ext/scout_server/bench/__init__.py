@@ -2,11 +2,15 @@
 
 import typer
 
+from scout_server.bench.gateway import gateway
 from scout_server.bench.planner import planner
 from scout_server.bench.readiness import readiness
+from scout_server.bench.sim import sim
 
 __all__ = ["bench_app"]
 
 bench_app = typer.Typer(no_args_is_help=True, add_completion=False)
+bench_app.command()(gateway)
 bench_app.command()(planner)
 bench_app.command()(readiness)
+bench_app.command()(sim)

@@ -118,7 +118,7 @@ def report_html(
         _figures(records),
         f"<h2>Job completion time</h2>{jct}",
         _sizes(records, reuse),
-        f"<h2>HBM in use</h2>{used}" if used else "",
+        f"<h2>HBM in use by running requests</h2>{used}" if used else "",
         f"<h2>Tiers</h2>{tier}" if tier else "",
         *[_timeline(record) for record in chosen],
         f"<h2>Settings of the first run</h2><pre>{escape(settings)}</pre>",

@@ -23,7 +23,15 @@ from scout_server.sim.tools import FittedTools, ReplayTools, ToolSource, load_to
 from scout_server.sim.traces import Program, TraceInfo, TraceReader
 from scout_server.sim.workload import generate, synthetic_info
 
-__all__ = ["Prepared", "pool_of", "prefill_s_per_token", "prepare", "programs_of", "simulate"]
+__all__ = [
+    "Prepared",
+    "pool_of",
+    "prefill_s_per_token",
+    "prepare",
+    "programs_of",
+    "record_of",
+    "simulate",
+]
 
 
 @dataclass(slots=True)

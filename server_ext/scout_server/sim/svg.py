@@ -70,7 +70,7 @@ def lines(
     y0 = 0.0 if y_from_zero else min(ys)
     y1 = y_most if y_most is not None else max(ys)
     y1 = y1 if y1 > y0 else y0 + 1.0
-    if log_x and x1 > x0:
+    if log_x and x1 > 30 * x0:
         a, b = math.log10(x0), math.log10(x1)
     else:
         log_x = False
@@ -99,6 +99,11 @@ def lines(
         points = " ".join(f"{px(p[0]):.1f},{py(min(p[1], y1)):.1f}" for p in each.points)
         colour, dash = _style(number)
         width = 3 if each.emphasis else 1.8
+        if len(each.points) < 8:
+            parts.extend(
+                f'<circle cx="{px(p[0]):.1f}" cy="{py(min(p[1], y1)):.1f}" r="4" fill="{colour}"/>'
+                for p in each.points
+            )
         parts.append(
             f'<polyline fill="none" stroke="{colour}" stroke-width="{width}"'
             f' stroke-dasharray="{dash}" points="{points}"><title>{escape(each.name)}</title>'
