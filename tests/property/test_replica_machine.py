@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from scout_sdk import Hints
 from scout_server.policy import PolicySettings
 from scout_server.replica import BatchSettings, LinearLatency, Replica, Request, State
 
@@ -21,14 +22,14 @@ _LATENCY = LinearLatency(
 
 
 class _Arm:
-    def __init__(self, runs: bool, policy: PolicySettings | None = None) -> None:
+    def __init__(self, runs: bool, policy: PolicySettings) -> None:
         self.victims: list[int] = []
         self.finished: list[tuple[str, int, float, float, int, int]] = []
         self.replica = Replica(
             _SETTINGS,
             _LATENCY,
             kv_blocks=_BLOCKS,
-            policy=policy or PolicySettings(hints=False, fingerprints=False),
+            policy=policy,
             on_evict=lambda now, blocks, hashes: self.victims.extend(blocks),
             runs=runs,
         )
@@ -51,9 +52,11 @@ class _Arm:
 class _Replicas(RuleBasedStateMachine):
     """One replica that skips ahead, one that makes every step; they are told the same."""
 
+    policy = PolicySettings(hints=False, fingerprints=False)
+
     def __init__(self) -> None:
         super().__init__()
-        self.arms = (_Arm(runs=True), _Arm(runs=False))
+        self.arms = (_Arm(True, self.policy), _Arm(False, self.policy))
         self.now = 0.0
         self.submitted = 0
         self.ended = 0
@@ -70,7 +73,11 @@ class _Replicas(RuleBasedStateMachine):
         for arm in self.arms:
             arm.replica.submit(
                 Request(
-                    str(self.submitted), prompt_tokens=prompt, output_tokens=output, hashes=hashes
+                    str(self.submitted),
+                    prompt_tokens=prompt,
+                    output_tokens=output,
+                    hashes=hashes,
+                    hints=Hints(session=f"s{path[-1]}{output % 3}", agent=f"a{path[0]}"),
                 ),
                 self.now,
             )
@@ -150,5 +157,13 @@ class _Replicas(RuleBasedStateMachine):
         )
 
 
+class _ScoutReplicas(_Replicas):
+    """The same with the policy's own order, always followed."""
+
+    policy = PolicySettings(duel=False)
+
+
 TestReplicas = _Replicas.TestCase
 TestReplicas.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestScoutReplicas = _ScoutReplicas.TestCase
+TestScoutReplicas.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

@@ -62,6 +62,9 @@ class Replica:
             batch, self.pool, owners=self._owners, queue=queue, admission=admission, victims=victims
         )
         self.counters = Counters()
+        # The core without identity has nothing to do at a tick; it need not be told each step.
+        off = type(core) is PolicyCore and not (core.settings.hints or core.settings.fingerprints)
+        self._tick = None if off else self._tell_time
         self._requests: dict[str, Request] = {}
         self._result = StepResult()
         self._sequence = 0
@@ -212,11 +215,14 @@ class Replica:
         if low:
             self._skip(low)
 
+    def _tell_time(self, now: float) -> None:
+        self.core.tick(now=now)
+
     def _skip(self, steps: int) -> None:
         batch, spans, start = self.scheduler.batch, self._spans, self._start
         assert spans is not None
         n, ctx = len(batch.requests), batch.context_tokens
-        self.scheduler.run(steps, lambda i: start + spans.span_s(n, ctx, i))
+        self.scheduler.run(steps, lambda i: start + spans.span_s(n, ctx, i), self._tick)
         self._start = start + spans.span_s(n, ctx, steps)
         self._left -= steps
         self.counters.steps += steps

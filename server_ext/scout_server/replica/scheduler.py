@@ -301,12 +301,18 @@ class BatchScheduler:
             for r in self.batch.requests
         )
 
-    def run(self, steps: int, start_of: Callable[[int], float]) -> None:
+    def run(
+        self,
+        steps: int,
+        start_of: Callable[[int], float],
+        tick: Callable[[float], None] | None = None,
+    ) -> None:
         """
         Apply *steps* pure decode steps and schedule the one after them.
 
         *start_of(i)* is when the i-th step after the current one starts, i from 1 to *steps*; the
         blocks that it needs are taken at that time, in the order in which single steps would.
+        *tick* is told the start of every step, before its blocks are taken.
         """
         bt = self._bt
         crossings: list[tuple[int, int]] = []
@@ -319,7 +325,15 @@ class BatchScheduler:
                 # The current step may have filled its last block already: then end - 1 is 0.
                 fills += [(ahead, index) for ahead in range(end - 1 or bt, steps + 1, bt)]
         crossings.sort()
-        for ahead, index in crossings:
+        at = 0
+        if tick is not None:
+            for ahead in range(1, steps + 1):
+                now = start_of(ahead)
+                tick(now)
+                while at < len(crossings) and crossings[at][0] == ahead:
+                    requests[crossings[at][1]].blocks += self.pool.allocate(1, now)
+                    at += 1
+        for ahead, index in crossings[at:]:
             requests[index].blocks += self.pool.allocate(1, start_of(ahead))
         for request in requests:
             request.computed += steps
