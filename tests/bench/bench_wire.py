@@ -14,6 +14,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 from scout_sdk import Evidence, Hints, SessionEvent, ToolEvent, ToolState, _wire
+from scout_sdk.events import EventSender
 from scout_sdk.sleep import expected_seconds
 
 TOOL = ToolEvent(
@@ -71,6 +72,7 @@ def main() -> None:
     largest_lines = others + [(n.encode(), v.encode()) for n, v in largest.items()]
     xargs = _wire.to_xargs(USUAL)
     event = [SessionEvent(session="s", tool=TOOL)]
+    sender = EventSender("http://127.0.0.1:9")
     commands = iter(f"cd /srv/{n} && sleep 5 && make" for n in range(10**9))
     calls: dict[str, Callable[[], object]] = {
         "encode": lambda: _wire.encode(USUAL),
@@ -79,6 +81,7 @@ def main() -> None:
         "to_xargs": lambda: _wire.to_xargs(USUAL),
         "from_xargs": lambda: _wire.from_xargs(xargs),
         "encode_events, one": lambda: _wire.encode_events(event),
+        "emit, dead server": lambda: sender.emit(event[0]),
         "expected_seconds, new command": lambda: expected_seconds(next(commands)),
         "expected_seconds, none": lambda: expected_seconds("cargo build --release"),
         "encode, largest": lambda: _wire.encode(LARGEST),

@@ -113,6 +113,27 @@ def test_events_that_wait_go_in_one_message(server):
     assert len(sizes) < 300
 
 
+def test_many_threads(server):
+    """Events of many threads all arrive, those of one thread in their order."""
+    with sending(server.base_url, max_waiting=5000) as sender:
+
+        def work(thread):
+            for number in range(250):
+                sender.emit(replace(EVENT, session=f"{thread}-{number}"))
+
+        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sender.flush(20)
+        assert totals(sender) == (2000, 0, 0)
+    arrived = [event.session.split("-") for event in server.events]
+    for thread in range(8):
+        numbers = [int(number) for name, number in arrived if name == str(thread)]
+        assert numbers == list(range(250))
+
+
 def test_one_connection_is_kept(server):
     """Messages one after the other share a connection, and ask for the capabilities once."""
     with sending(server.base_url) as sender:
