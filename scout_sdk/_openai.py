@@ -10,7 +10,6 @@ import functools
 import importlib
 import os
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from scout_sdk._context import take
 from scout_sdk._env import Environment, read_environment
 from scout_sdk._errors import ConfigError
 from scout_sdk._guard import guarded, warn_once
+from scout_sdk._locks import ProcessLock
 from scout_sdk._sessions import SESSIONS
 
 __all__ = [
@@ -39,7 +39,7 @@ _PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
 _RETRY_HEADER = "x-stainless-retry-count"
 
 _hosts: set[str] = set()
-_lock = threading.Lock()
+_lock = ProcessLock()
 _wanted = True  # False after uninstall(): nothing installs the patch unasked
 _active = False
 

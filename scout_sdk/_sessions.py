@@ -1,6 +1,5 @@
 """What this process knows of its own sessions: turns, untold tool events, where to tell them."""
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Protocol
 from scout_sdk._env import read_environment
 from scout_sdk._guard import guarded
 from scout_sdk._hints import SessionEvent, ToolEvent, ToolState
+from scout_sdk._locks import ProcessLock
 
 __all__ = [
     "SESSIONS",
@@ -95,7 +95,7 @@ class Sessions:
         self.clock = clock
         self._make_sink = make_sink
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._sinks: OrderedDict[str, EventSink] = OrderedDict()
 

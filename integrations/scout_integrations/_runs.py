@@ -1,6 +1,5 @@
 """State of running graphs, calls and tools: bounded, locked, and empty when nothing runs."""
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,6 +8,7 @@ from typing import Generic, TypeVar
 
 from scout_integrations._topology import Topology
 from scout_sdk._context import Slot
+from scout_sdk._locks import ProcessLock
 
 __all__ = ["Recent", "Run", "RunTable"]
 
@@ -67,7 +67,7 @@ class RunTable:
         self.clock = clock
         self._limit = limit
         self._ttl_s = ttl_s
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._runs: OrderedDict[Hashable, Run] = OrderedDict()
         self._swept = clock()
 
@@ -119,7 +119,7 @@ class Recent(Generic[K, V]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._entries: OrderedDict[K, V] = OrderedDict()
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ from scout_sdk._strict import enabled as is_strict
 __all__ = ["ScoutCallback", "instrument", "register", "uninstrument"]
 
 _ON = ("1", "true", "yes", "on")
-_NOT_GRAPHS = ("graph:step:", "seq:step:", "map:key:", "condition:", "branch:")
+_NOT_GRAPHS = ("seq:step:", "map:key:", "condition:", "branch:")
 _MAX_CALLS = 10_000
 _MAX_GRAPHS = 256
 _MAX_FRAMES = 8
@@ -179,12 +179,19 @@ class ScoutCallback(GraphCallbackHandler):
     # --- identity -------------------------------------------------------------------------
 
     def _agent_of(
-        self, metadata: Mapping[str, Any], kind: str, name: str | None, parent: Run | None
+        self,
+        metadata: Mapping[str, Any],
+        kind: str,
+        name: str | None,
+        parent: Run | None,
+        topology: Topology | None,
     ) -> str:
-        """See FRAMEWORKS: explicit names, then the node, then the nearest named ancestor."""
+        """Explicit names, then the node, then the nearest named ancestor; a graph by its name."""
         named = metadata.get("scout_agent") or metadata.get("lc_agent_name") or self.agent
         if named:
             return str(named)
+        if topology is not None and topology.name is not None:
+            return topology.name
         node = metadata.get("langgraph_node")
         if not is_generic(node):
             return str(node)
@@ -230,7 +237,7 @@ class ScoutCallback(GraphCallbackHandler):
     ) -> Run:
         metadata = metadata or {}
         parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
-        agent = agent or self._agent_of(metadata, kind, name, parent)
+        agent = agent or self._agent_of(metadata, kind, name, parent, topology)
         session, made_up = self._session_of(metadata, parent, run_id)
         namespace = metadata.get("langgraph_checkpoint_ns") or metadata.get("checkpoint_ns") or ""
         path = _node_path(str(namespace)) or (parent.path if parent is not None else None)
@@ -246,7 +253,7 @@ class ScoutCallback(GraphCallbackHandler):
             agent=agent,
             path=path,
             parent=spawner,
-            next_agents=tuple(a for a in followers if a != agent) if self._hints else (),
+            next_agents=followers if self._hints else (),
         )
         slot = open_slot(hints, once=once, endpoint=self._endpoint)
         run = Run(
@@ -334,11 +341,11 @@ class ScoutCallback(GraphCallbackHandler):
         topology = None
         if any(tag.startswith("graph:step:") for tag in tags):
             kind, name = "node", (metadata or {}).get("langgraph_node") or name
-        elif any(tag.startswith(_NOT_GRAPHS) for tag in tags):
-            kind = "chain"
         else:
-            kind = "graph"
-            topology = self._find_topology(parent_run_id) if self._hints else None
+            topology = self._find_topology(parent_run_id)
+            # A graph that is a node of another comes as a step of a sequence, as chains do.
+            is_step = any(tag.startswith(_NOT_GRAPHS) for tag in tags)
+            kind = "chain" if is_step and topology is None else "graph"
         if self._auto_install:
             install_if_imported()
         self._start(kind, run_id, parent_run_id, metadata, name, topology=topology)

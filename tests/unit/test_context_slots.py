@@ -2,6 +2,9 @@
 
 import asyncio
 import contextvars
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -10,6 +13,7 @@ import pytest
 import scout_sdk
 from scout_sdk import Hints, _context, context, current_hints, use_hints
 from scout_sdk._context import Slot, add_source, close, open_slot, remove_source, take
+from scout_sdk._locks import ProcessLock
 from scout_sdk._sessions import SESSIONS
 from scout_sdk.testing import strict
 
@@ -214,3 +218,26 @@ def test_who_is_told_of_an_end(monkeypatch):
     scout_sdk.finish("said")
 
     assert ended == [made_up.session, "over", "said"]
+
+
+def test_a_lock_held_at_a_fork_does_not_hold_up_the_child(monkeypatch):
+    """In another process the lock is free, though a thread of the parent holds it."""
+    lock = ProcessLock()
+    lock._lock.acquire()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with lock:
+        entered = True
+
+    assert entered
+
+
+def test_importing_the_sdk_imports_the_standard_library_only():
+    """`import scout_sdk` loads nothing that has to be installed."""
+    code = (
+        "import sys; before = set(sys.modules); import scout_sdk;"
+        "new = {m.partition('.')[0] for m in set(sys.modules) - before};"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'scout_sdk'}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert out.stdout.strip() == "[]"

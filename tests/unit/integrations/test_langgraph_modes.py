@@ -268,6 +268,32 @@ def test_static_edges_travel_as_next_agents(server, chat_model):
     assert [(h.agent, h.next_agents) for h in said(server)] == expected * 2
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_followers_inside_and_after_a_subgraph(server, chat_model, is_async):
+    """Inside a subgraph its own edges count; behind its last node, those of the outer graph."""
+    model, config = chat_model(), {"callbacks": [ScoutCallback(session_id="S")]}
+
+    def last(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke(state["messages"][:1])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("flow", two_nodes(model))
+    graph.add_node("last", last)
+    graph.add_edge(START, "flow")
+    graph.add_edge("flow", "last")
+    compiled = graph.compile()
+    if is_async:
+        asyncio.run(compiled.ainvoke(task("a"), config))
+    else:
+        compiled.invoke(task("a"), config)
+
+    assert [(h.agent, h.path, h.next_agents) for h in said(server)] == [
+        ("planner", "flow/planner", ("coder",)),
+        ("coder", "flow/coder", ("last",)),
+        ("last", "last", ()),
+    ]
+
+
 def test_bare_clients_in_a_node_belong_to_it(server, chat_model):
     """An openai client that knows no callbacks gets the agent and session of its node."""
     scout_sdk.install()
