@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,17 @@ def gateway(
     asyncio.run(serve(settings, tenancy, reload=lambda: _settings(file, node, host, port)[0]))
 
 
+class _Server(uvicorn.Server):
+    """Says where it listens, so that port 0 is of use."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        await super().startup(sockets)
+        for listener in [s for server in self.servers for s in server.sockets]:
+            host, port = listener.getsockname()[:2]
+            logger.info("scout gateway: listening on http://%s:%d", host, port)
+
+
 def _settings(
     file: Path | None, node: list[str] | None, host: str | None, port: int | None
 ) -> tuple[GatewaySettings, TenancySettings]:
@@ -70,7 +82,7 @@ async def serve(
 ) -> None:
     """Serve until stopped; SIGHUP takes the settings that *reload* returns."""
     gateway = Gateway(settings, tenancy)
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             create_app(gateway),
             host=settings.host,
