@@ -1,6 +1,7 @@
 """The whole replica under any sequence of events; runs of steps against single steps."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,11 +23,11 @@ _LATENCY = LinearLatency(
 
 
 class _Arm:
-    def __init__(self, runs: bool, policy: PolicySettings) -> None:
+    def __init__(self, runs: bool, policy: PolicySettings, batch: BatchSettings) -> None:
         self.victims: list[int] = []
         self.finished: list[tuple[str, int, float, float, int, int]] = []
         self.replica = Replica(
-            _SETTINGS,
+            batch,
             _LATENCY,
             kv_blocks=_BLOCKS,
             policy=policy,
@@ -53,10 +54,11 @@ class _Replicas(RuleBasedStateMachine):
     """One replica that skips ahead, one that makes every step; they are told the same."""
 
     policy = PolicySettings(hints=False, fingerprints=False)
+    batch = _SETTINGS
 
     def __init__(self) -> None:
         super().__init__()
-        self.arms = (_Arm(True, self.policy), _Arm(False, self.policy))
+        self.arms = tuple(_Arm(runs, self.policy, self.batch) for runs in (True, False))
         self.now = 0.0
         self.submitted = 0
         self.ended = 0
@@ -163,7 +165,15 @@ class _ScoutReplicas(_Replicas):
     policy = PolicySettings(duel=False)
 
 
+class _AheadReplicas(_Replicas):
+    """The same with steps scheduled ahead."""
+
+    batch = replace(_SETTINGS, schedule_ahead=True)
+
+
 TestReplicas = _Replicas.TestCase
 TestReplicas.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestScoutReplicas = _ScoutReplicas.TestCase
 TestScoutReplicas.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAheadReplicas = _AheadReplicas.TestCase
+TestAheadReplicas.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -204,8 +204,10 @@ def test_events_capabilities_models_and_state(http):
     The side channel counts what it takes; the server says what it is.
     """
     body = encode_events([SessionEvent(session="s1"), SessionEvent(session="s2", final=True)])
-    assert http.post("/v1/scout/events", content=body).json() == {"accepted": 2, "rejected": 0}
-    assert http.post("/v1/scout/events", content=b"?").json() == {"accepted": 0, "rejected": 1}
+    taken = http.post("/v1/scout/events", content=body)
+    assert (taken.status_code, taken.json()) == (202, {"accepted": 2, "rejected": 0})
+    refused = http.post("/v1/scout/events", content=b"?")
+    assert (refused.status_code, refused.json()) == (400, {"accepted": 0, "rejected": 1})
     capabilities = http.get("/v1/scout/capabilities").json()
     assert capabilities["version"] == 1
     assert {"hints", "events", "outcome"} <= set(capabilities["features"])
@@ -213,6 +215,7 @@ def test_events_capabilities_models_and_state(http):
     state = http.get("/v1/scout/state").json()
     assert state["blocks"]["total"] == 512
     assert state["events"]["accepted"] >= 2
+    assert state["core"]["agents"]
 
 
 def test_metrics_have_vllms_names_and_meanings(http):

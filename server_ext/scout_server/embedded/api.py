@@ -5,6 +5,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from importlib import metadata
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from scout_sdk import _wire
 from scout_sdk._hints import HintOutcome, Hints
+from scout_sdk._limits import MAX_EVENTS, MAX_EVENTS_BYTES, MAX_HEADERS_BYTES
 from scout_sdk.sleep import expected_seconds_of_call
 from scout_server import foreign
 from scout_server.embedded.bodies import ChatForm, CompletionForm, Form, ResponseForm
@@ -31,7 +33,7 @@ __all__ = ["make_app"]
 Parse = Callable[[Mapping[str, object], EmbeddedSettings], Call]
 MakeForm = Callable[[Call, Generation, int], Form]
 
-_FEATURES = ("events", "fingerprints", "hints", "outcome", "state")
+_FEATURES = ("events", "hints", "outcome", "retention")
 
 
 def make_app(
@@ -131,15 +133,25 @@ class _Api:
         )
 
     async def capabilities(self, request: Request) -> Response:
-        """Say what this server takes."""
-        limits = {"max_body_bytes": self.engine.settings.max_body_bytes}
+        """Say what this server takes; the SDK stops sending what is not listed."""
+        engine = self.engine
         return JSONResponse(
             {
                 "version": _wire.VERSION,
-                "features": list(_FEATURES),
-                "limits": limits,
-                "engine": "embedded",
-                "mode": self.engine.mode,
+                "server": {
+                    "name": "scout",
+                    "version": metadata.version("scout-sdk"),
+                    "engine": "embedded",
+                    "engine_version": metadata.version("scout-sdk"),
+                },
+                "features": list(_FEATURES) if engine.faulted is None else [],
+                "problems": [] if engine.faulted is None else [engine.faulted],
+                "limits": {
+                    "headers_bytes": MAX_HEADERS_BYTES,
+                    "events": MAX_EVENTS,
+                    "events_bytes": MAX_EVENTS_BYTES,
+                    "body_bytes": engine.settings.max_body_bytes,
+                },
             }
         )
 
@@ -173,19 +185,21 @@ class _Api:
                 "arrivals": dict(engine.arrivals),
                 "finishes": dict(engine.finishes),
                 "events": {**engine.events, "rejected": self.metrics.rejected_events},
+                "core": engine.core_state(),
             }
         )
 
     async def events(self, request: Request) -> Response:
         """Take side-channel events; what is malformed is counted."""
-        body = await read_body(request, self.engine.settings.max_body_bytes)
+        body = await read_body(request, MAX_EVENTS_BYTES)
         events, rejected = _wire.decode_events(body)
         tenant = tenant_of(request.headers, self.tenancy)
         if self.engine.policy.hints:
             for event in events:
                 self.engine.event(event, tenant=tenant)
         self.metrics.rejected_events += rejected
-        return JSONResponse({"accepted": len(events), "rejected": rejected})
+        status = 202 if events else 400
+        return JSONResponse({"accepted": len(events), "rejected": rejected}, status_code=status)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

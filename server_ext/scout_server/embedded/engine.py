@@ -5,7 +5,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import xxhash
 
@@ -24,6 +24,7 @@ __all__ = ["Engine", "Generation"]
 
 _log = logging.getLogger("scout")
 
+_MAX_SHOWN_AGENTS = 64
 _STEPS_AT_ONCE = 64
 """Overdue steps worked off before the event loop gets its turn."""
 
@@ -112,10 +113,21 @@ class Engine:
 
     @property
     def mode(self) -> str:
-        """`lru`, `scout`, or `stock` after a fault."""
+        """`stock`: the policy is out; `lru`: it follows the engine's order; `scout`: its own."""
         if self.faulted is not None:
             return "stock"
-        return "scout" if self.policy.hints or self.policy.fingerprints else "lru"
+        return "scout" if self.replica.core.order.scout else "lru"
+
+    def core_state(self) -> dict[str, object]:
+        """Return what the policy core knows, as plain values; empty after a fault."""
+        if self.faulted is not None:
+            return {}
+        try:
+            state = self.replica.core.state(now=self._catch_up())
+            return asdict(replace(state, agents=state.agents[:_MAX_SHOWN_AGENTS]))
+        except Exception as error:
+            self._fault(error)
+            return {}
 
     def counters(self) -> Counters:
         """Return what was counted since the start, faults survived."""
