@@ -63,6 +63,7 @@ def sf() -> Any:
     return http_sf
 
 
+@functools.lru_cache(maxsize=1024)  # identities recur, and are short once they are clean
 def quoted(text: str) -> str:
     """Return *text* as a String, or as a Display String where it is not printable ASCII."""
     lib = sf()

@@ -6,6 +6,7 @@ identity whether the client or the server shortened it. Nothing here raises or d
 unbounded work. The rules are written down in docs/protocol.md.
 """
 
+import functools
 import hashlib
 import math
 from decimal import Decimal
@@ -71,6 +72,7 @@ MAX_OUTCOMES = 32
 """Members of an outcome header."""
 
 _MAX_HASHED = 65_536
+_MAX_REMEMBERED = 512
 _SUFFIX = 17
 _CHEAP = bytes(octet for octet in range(0x20, 0x7F) if octet not in b'"%\\')
 
@@ -94,6 +96,10 @@ def clean_text(value: object, limit: int) -> tuple[str | None, bool]:
     text = value if type(value) is str else str.__str__(value)
     if len(text) * 3 <= limit and text.isascii():
         return text, False
+    return (_fit_known if len(text) <= _MAX_REMEMBERED else _fit)(text, limit)
+
+
+def _fit(text: str, limit: int) -> tuple[str, bool]:
     changed = False
     if len(text) > _MAX_HASHED:
         text, changed = text[:_MAX_HASHED], True
@@ -110,6 +116,9 @@ def clean_text(value: object, limit: int) -> tuple[str | None, bool]:
         if room < 0:
             break
     return f"{text[:end]}~{hashlib.sha256(octets).hexdigest()[:16]}", True
+
+
+_fit_known = functools.lru_cache(maxsize=1024)(_fit)
 
 
 def clean_seconds(value: object) -> tuple[float | None, bool]:
