@@ -34,7 +34,8 @@ _INSTANT_NAMES = """
     print len range str int float bool list dict set tuple sum min max abs sorted enumerate zip
     map filter isinstance repr round any all type getattr hasattr format
     time.time time.monotonic time.perf_counter time.strftime datetime.now datetime.datetime.now
-    sys.exit exit quit os.getcwd os.getpid os.path.join os.environ.get json.dumps json.loads
+    sys.exit exit quit os.getcwd os.getpid os.path.join os.path.exists os.path.isfile
+    os.environ.get json.dumps json.loads
     sys.stdout.flush sys.stdout.write
 """
 _INSTANT = frozenset(_INSTANT_NAMES.split())
@@ -169,15 +170,16 @@ class _Reader:
         items = self._items(node.iter)
         name = node.target.id if isinstance(node.target, ast.Name) else None
         leaves = any(isinstance(inner, ast.Break | ast.Return) for inner in ast.walk(node))
-        if items is None or leaves:
+        if items is None:
             self._forget(node)
             once = self.body(node.body)
             return start.then(Span(0.0, math.inf, once.said))
-        if len(items) > _MANY:
+        if len(items) > _MANY or leaves:
             self._forget(node)
             once = self.body(node.body)
             rounds = len(items)
-            return start.then(Span(once.low * rounds, once.high * rounds, once.said))
+            high = once.high * rounds if rounds else 0.0
+            return start.then(Span(0.0 if leaves else once.low * rounds, high, once.said))
         total = start
         for item in items:
             if name is not None:

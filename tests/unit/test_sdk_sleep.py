@@ -138,6 +138,12 @@ TABLE = [
     ("import subprocess\nsubprocess.run(['make'], timeout=30)", 30, AT_MOST),
     ("import os\nos.system('sleep 2')", 2, EXACT),
     ("import subprocess\nsubprocess.run('sleep 1 && sleep 2', shell=True)", 3, EXACT),
+    (
+        "import os, time\nfor _ in range(10):\n    if os.path.exists('x'):\n        break\n"
+        "    time.sleep(1)",
+        10,
+        AT_MOST,
+    ),
     ("try:\n    time.sleep(2)\nexcept ValueError:\n    time.sleep(3)", 5, AT_MOST),
     ("python -c 'import time; time.sleep(3)'", 3, EXACT),
     ('python3 -u -c "import time; [time.sleep(1) for _ in range(4)]"', 4, EXACT),
