@@ -1,18 +1,16 @@
-"""`scout bench`: what the policies are worth, and what they cost."""
+"""`scout bench`: figures that the project promises, measured."""
 
 import typer
 
+from scout_server.bench.gateway import gateway
+from scout_server.bench.planner import planner
+from scout_server.bench.readiness import readiness
+from scout_server.bench.sim import sim
+
 __all__ = ["bench_app"]
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure the policies and the hot path.")
-
-
-def _register() -> None:
-    """Add every command; each module imports what it needs only when it runs."""
-    from scout_server.bench import hotpath, prediction, retention
-
-    for module in (hotpath, retention, prediction):
-        module.register(bench_app)
-
-
-_register()
+bench_app = typer.Typer(no_args_is_help=True, add_completion=False)
+bench_app.command()(gateway)
+bench_app.command()(planner)
+bench_app.command()(readiness)
+bench_app.command()(sim)
