@@ -160,3 +160,80 @@ def test_a_fault_of_the_core_leaves_the_stock_scheduler(lab: Any, runner: Any, m
     assert "planted" in ours.scout.state()["breaker"]["reason"]
     assert ours.scout.mode == "stock"
     assert type(ours.kv_cache_manager.block_pool.free_block_queue).__module__.startswith("vllm")
+
+
+def hinted(agent: str, session: str, turn: int = 1) -> dict[str, object]:
+    from scout_sdk import Hints, _wire
+
+    return dict(_wire.to_xargs(Hints(agent=agent, session=session, turn=turn)))
+
+
+@pytest.mark.parametrize("windows", [(), ((64, 128),)], ids=["one group", "two sizes"])
+def test_blocks_get_their_owners_in_every_group(
+    lab: Any, runner: Any, windows: tuple[tuple[int, int], ...]
+) -> None:
+    """
+    An agent's anchor and its sessions' own blocks have different owners, in each KV group.
+    """
+    ours = lab.scheduler(scout(), blocks=200, windows=windows, additional={})
+    driver = runner(ours)
+    rng = random.Random(1)
+    anchor = [rng.randrange(5, 1000) for _ in range(160)]
+    blocks: list[list[Any]] = []
+    for session in range(3):
+        own = [rng.randrange(5, 1000) for _ in range(64)]
+        xargs = hinted("planner", f"s{session}")
+        ours.add_request(lab.request(ours, f"r{session}", anchor + own, xargs=xargs))
+        while f"r{session}" in ours.requests:
+            driver.step()
+            held = ours.kv_cache_manager.coordinator.get_blocks(f"r{session}")
+            if any(held):
+                blocks = [list(group) for group in held]
+    owners = ours.scout.queue.owners
+    full = [owners[block.block_id] for block in blocks[0]]
+
+    assert len(set(full[:10])) == 1  # 160 tokens of anchor
+    assert len(set(full[10:14])) == 1
+    assert full[0] != full[10]
+    assert full[0] > 0
+    for group in blocks[1:]:
+        known = [owners[block.block_id] for block in group if not block.is_null]
+        assert known[-1] == full[10]
+    assert ours.scout.breaker.open is False
+
+
+def test_preempted_requests_lose_their_blocks_last(lab: Any, runner: Any) -> None:
+    """In scout mode whatever is free goes before the blocks of a request that was preempted."""
+    ours = lab.scheduler(scout(), blocks=80, additional={"policy": {"duel": False}})
+    driver = runner(ours)
+    rng = random.Random(2)
+
+    def serve(name: str, agent: str, turn: int) -> None:
+        tokens = [rng.randrange(5, 1000) for _ in range(200)]
+        ours.add_request(
+            lab.request(ours, name, tokens, max_tokens=20, xargs=hinted(agent, name, turn))
+        )
+
+    for i in range(4):
+        serve(f"old{i}", f"agent{i}", 1)
+        driver.drain()
+    serve("victim", "worker", 1)
+    for _ in range(6):
+        driver.step()
+    request = ours.requests["victim"]
+    victims = {
+        block.block_id for block in ours.kv_cache_manager.coordinator.get_blocks("victim")[0]
+    }
+    ours.running.remove(request)
+    ours._preempt_request(request, 0.0)
+    ours.scout.tick()
+    order = ours.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
+    hashed = [block.block_id for block in order if block.block_hash is not None]
+
+    assert ours.scout.mode == "scout"
+    kept = [block_id for block_id in hashed if block_id in victims]
+    assert len(kept) >= 12
+    assert hashed[-len(kept) :] == kept
+    driver.drain()
+    assert ours.scout._held == {}
+    assert ours.scout.state()["finishes"] == {"length": 5, "preempted": 1}

@@ -1,8 +1,10 @@
 """Between vLLM's scheduler and the policy core: facts in, owners of blocks out."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 from scout_sdk import _wire
 from scout_sdk._hints import Hints, SessionEvent
@@ -19,7 +21,10 @@ from scout_server.vllm.breaker import Breaker
 from scout_server.vllm.engine import Coordinator, Pool, Request
 from scout_server.vllm.queue import DECISION_BUCKETS_S, RetentionQueue
 
-__all__ = ["Bridge"]
+__all__ = ["MAX_SHOWN_AGENTS", "Bridge"]
+
+MAX_SHOWN_AGENTS = 32
+"""Agents in the state that is shown, most used first."""
 
 _FINISH = {
     "FINISHED_STOPPED": Finish.STOP,
@@ -66,6 +71,7 @@ class Bridge:
         )
         self._cached: dict[str, int] = {}
         self._arrived: set[str] = set()
+        self._held: dict[str, dict[int, float]] = {}
         self.arrivals: Counter[str] = Counter()
         """Requests by how their agent was found: hint, fingerprint, unknown."""
         self.finishes: Counter[str] = Counter()
@@ -105,6 +111,8 @@ class Bridge:
             return
         try:
             self.core.tick(now=self._clock())
+            if self._held:
+                self._hold()
         except Exception as error:
             self.breaker.trip("tick", error)
 
@@ -114,6 +122,9 @@ class Bridge:
             return
         try:
             segments = self.core.segments(request.request_id, request.block_hashes)
+            if _finish(request) is Finish.PREEMPTED:
+                order = self.core.order
+                self._held[request.request_id] = {s.group: order.score(s.group) for s in segments}
             groups = self._coordinator.get_blocks(request.request_id)
             for blocks, manager in zip(groups, self._coordinator.single_type_managers, strict=True):
                 self._own(
@@ -129,13 +140,14 @@ class Bridge:
         if self.breaker.open:
             return
         try:
-            status = getattr(request.status, "name", str(request.status))
-            finish = _FINISH.get(status, Finish.ABORT)
+            finish = _finish(request)
             if finish is Finish.PREEMPTED:
                 cached = self._cached.get(request.request_id)
+                self._hold()
             else:
                 cached = self._cached.pop(request.request_id, None)
                 self._arrived.discard(request.request_id)
+                self._let_go(request.request_id)
             self.finishes[finish.value] += 1
             self.core.finish(
                 FinishFacts(
@@ -188,7 +200,18 @@ class Bridge:
             "finishes": dict(self.finishes),
             "events": dict(self.events),
             "live_requests": len(self._arrived),
+            "core": self._core_state(),
         }
+
+    def _core_state(self) -> dict[str, object]:
+        if self.breaker.open:
+            return {}
+        try:
+            state = self.core.state(now=self._clock())
+            return asdict(replace(state, agents=state.agents[:MAX_SHOWN_AGENTS]))
+        except Exception as error:
+            self.breaker.trip("state", error)
+            return {}
 
     @property
     def mode(self) -> str:
@@ -196,6 +219,18 @@ class Bridge:
         if self.breaker.open:
             return "stock"
         return "scout" if self.core.order.scout else "lru"
+
+    def _hold(self) -> None:
+        """Put what preempted requests gave back last of all; the core's scores come and go."""
+        for scores in self._held.values():
+            for group in scores:
+                self.core.order.set_score(group, math.inf)
+
+    def _let_go(self, request_id: str) -> None:
+        """A request that was preempted before is done: its groups count like others again."""
+        for group, score in self._held.pop(request_id, {}).items():
+            if not any(group in others for others in self._held.values()):
+                self.core.order.set_score(group, score if score < math.inf else 0.0)
 
     def _own(self, block_ids: Sequence[int], segments: Sequence[Segment], factor: int) -> None:
         """Give each block the group of the last hash block in it; the last segment has the rest."""
@@ -208,6 +243,11 @@ class Bridge:
             start = max(start, end)
         for block_id in block_ids[start:]:
             owners[block_id] = segments[-1].group
+
+
+def _finish(request: Request) -> Finish:
+    status = getattr(request.status, "name", str(request.status))
+    return _FINISH.get(status, Finish.ABORT)
 
 
 def _hints(request: Request) -> Hints | None:

@@ -55,10 +55,18 @@ class EngineCollector(Collector):
                 ("requests", "Requests by how their agent was found", ["origin"]),
                 ("finishes", "Ends and preemptions of requests", ["finish"]),
                 ("events", "Side-channel events", ["outcome"]),
+                ("blocks_regretted", "Blocks evicted and asked for again within a minute", []),
+                ("shadow_hits", "Hit blocks of the shadow caches that decide", ["order"]),
             )
         }
         decision = HistogramMetricFamily(
             "scout_decision_seconds", "Seconds per popped block", labels=["engine"]
+        )
+        predictability = GaugeMetricFamily(
+            "scout_predictability", "How well the next agent can be told, 0 to 1", labels=["engine"]
+        )
+        sessions = GaugeMetricFamily(
+            "scout_sessions", "Remembered sessions by phase", labels=["engine", "phase"]
         )
         for rank, state in enumerate(self.link.states):
             engine = str(rank)
@@ -77,9 +85,19 @@ class EngineCollector(Collector):
             ):
                 for label in _map(state, key):
                     counters[name].add_metric([engine, label], _number(_map(state, key), label))
+            core = _map(state, "core")
+            predictability.add_metric([engine], _number(core, "predictability"))
+            for phase in ("running", "gap", "ended"):
+                sessions.add_metric([engine, phase], _number(core, f"sessions_{phase}"))
+            counters["blocks_regretted"].add_metric([engine], _number(core, "regretted_blocks"))
+            for order in ("scout", "lru"):
+                hits = _number(core, f"shadow_hits_{order}")
+                counters["shadow_hits"].add_metric([engine, order], hits)
             _add_histogram(decision, engine, _map(state, "decision"))
         yield mode
         yield breaker
+        yield predictability
+        yield sessions
         yield from counters.values()
         yield decision
 
