@@ -243,6 +243,16 @@ class Cell:
             self._foresee(self._future, run, index, now + gap)
         self._push(now + gap, _RELEASE, (run, index))
 
+    def _again(self, run: ProgramRun, index: int, hashes: Sequence[int]) -> int:
+        """Return how many of the leading blocks the chain's next prompt repeats."""
+        following = next_of_session(run.program, index)
+        if following is None:
+            return 0
+        bt = self._replicas[0].settings.block_tokens
+        coming = self._hasher.hashes(run.number, following, None)
+        most = min(len(hashes), len(coming), following.input_tokens // bt)
+        return next((i for i in range(most) if hashes[i] != coming[i]), most)
+
     def _foresee(self, future: Future, run: ProgramRun, index: int, at: float) -> None:
         """Tell oracles when every chain of the branch that goes on with turn *index* is used."""
         program = run.program
@@ -310,6 +320,8 @@ class Cell:
         if home is not None and home != route.replica:
             self.stats.moves += 1
         run.home[session] = route.replica
+        if self._future is not None:
+            self._future.tell_again(f"{program.program}.{index}", self._again(run, index, hashes))
         sent = Sent(run, index, route.replica, view, now)
         request = self._request(run, index, hashes, sent)
         if self._tiers is not None:

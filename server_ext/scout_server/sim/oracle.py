@@ -11,6 +11,7 @@ class Future:
 
     def __init__(self) -> None:
         self._next: dict[str, float] = {}
+        self._again: dict[str, int] = {}
         self._listeners: list[Callable[[str, str | None, float], None]] = []
 
     def listen(self, listener: Callable[[str, str | None, float], None]) -> None:
@@ -29,3 +30,11 @@ class Future:
     def next_use(self, chain: str) -> float:
         """Return when *chain* is used next; infinity: never."""
         return self._next.get(chain, math.inf)
+
+    def tell_again(self, request_id: str, blocks: int) -> None:
+        """Say that the first *blocks* blocks of a request's chain are asked for again."""
+        self._again[request_id] = blocks
+
+    def take_again(self, request_id: str) -> int:
+        """Return and forget what `tell_again` said; 0 when it said nothing."""
+        return self._again.pop(request_id, 0)

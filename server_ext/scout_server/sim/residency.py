@@ -358,6 +358,22 @@ class _OracleNextUse(SessionCore):
         """Return a score that falls with the time until the next use."""
         return -1e18 if deadline == math.inf or deadline < 0 else -deadline
 
+    def segments(self, request_id: str, block_hashes: Sequence[Hashable]) -> list[Segment]:
+        """Return the agent's part, the session's part that comes again, and the rest."""
+        again = self._future.take_again(request_id)
+        parts = super().segments(request_id, block_hashes)
+        if again >= len(block_hashes):
+            return parts
+        kept = [Segment(min(s.end_block, again), s.group) for s in parts[:-1]]
+        dead = self._kept_group("(never again)")
+        self.order.set_score(dead, -1e18)
+        # Blocks before *again* keep their owner; an agent's part is for all its sessions.
+        head = [s for s in parts[:-1] if s.end_block > again] or kept
+        first = head[-1].end_block if head else 0
+        if again > first:
+            head = [*head, Segment(again, parts[-1].group)]
+        return [*head, Segment(len(block_hashes), dead)]
+
     def while_used(self, now: float) -> float:
         """Return the present: a waiting turn's blocks are used next of all."""
         return now

@@ -10,7 +10,9 @@ from rich.console import Console
 
 from scout_sdk._errors import ScoutError
 from scout_server.report import command_line, emit
+from scout_server.sim.advise import advise
 from scout_server.sim.consoles import wide_console
+from scout_server.sim.html import write_report
 from scout_server.sim.traces import Program, TraceReader, write_trace
 from scout_server.sim.traces.convert import CONVERTERS, SourceOptions
 from scout_server.sim.traces.inspection import Inspection
@@ -142,3 +144,67 @@ def _readable(found: Inspection) -> dict[str, object]:
         "working set, tokens: peak": found.live_tokens_peak,
         "curve measured on blocks": found.curve_programs_blocks,
     }  # fmt: skip
+
+
+@trace_app.command("advise")
+def advise_command(
+    path: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Scout trace.")],
+    gpu: Annotated[str, typer.Option(help="Accelerator of a replica.")] = "H100",
+    model: Annotated[str, typer.Option(help="Model.")] = "llama-3.1-8b",
+    tensor_parallel: Annotated[int, typer.Option("--tp", min=1)] = 1,
+    replicas: Annotated[int, typer.Option(min=1)] = 1,
+    concurrency: Annotated[
+        int, typer.Option(min=0, help="Programs at once, closed loop; 0: as recorded.")
+    ] = 0,
+    speedup: Annotated[float, typer.Option(min=0.001, help="Divide arrival times by it.")] = 1.0,
+    kv_blocks: Annotated[int, typer.Option(min=0, help="Instead of what fits.")] = 0,
+    programs: Annotated[int, typer.Option(min=0, help="First so many; 0: all.")] = 100,
+    skip_bad: SkipBad = False,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say whether Scout would help on this trace, by how much, and if not, why."""
+    try:
+        found = advise(
+            path,
+            gpu=gpu,
+            model=model,
+            tensor_parallel=tensor_parallel,
+            replicas=replicas,
+            concurrency=concurrency,
+            speedup=speedup,
+            kv_blocks=kv_blocks,
+            programs=programs,
+            skip_bad=skip_bad,
+        )
+    except (ScoutError, OSError) as error:
+        raise _fail(error) from error
+    if html is not None:
+        write_report(html, found.records, command_line())
+    results: dict[str, object] = {
+        "policies": {
+            r.label: {
+                "JCT mean s": r.jct_s.mean,
+                "JCT p99 s": r.jct_s.p99,
+                "TTFT mean s": r.ttft_s.mean,
+                "hit rate": r.hit_rate,
+                "tokens/s": r.tokens_per_s,
+                "preempted": r.preemptions,
+            }
+            for r in found.records
+        },
+        "programs": found.programs,
+        "turns": found.records[0].turns,
+        "KV tokens of a replica": found.pool_tokens,
+        "pressure (contexts under way / KV tokens)": found.pressure,
+        "reuse, cache without limit": found.inspection.reuse,
+        "verdict": found.verdict,
+    }
+    if json_output:
+        results["worth it"] = found.worth_it
+        results["why"] = list(found.reasons)
+    console = wide_console()
+    emit(console, command_line(), None, results, (), json_output)
+    if not json_output:
+        for reason in found.reasons:
+            console.print(f" - {reason}", markup=False, highlight=False)
