@@ -93,11 +93,17 @@ class BlockPool:
         hash_of, refs = self.hash_of, self.refs
         if self.on_evict is not None:
             self.on_evict(now, blocks, [hash_of[block] for block in blocks])
+        cached = self._cached
         for block in blocks:
             refs[block] = 1
-            if hash_of[block] is not None:
-                self._forget(block)
+            block_hash = hash_of[block]
+            if block_hash is not None:
                 self.evicted += 1
+                if cached[block_hash] == block:  # the usual case, without a call
+                    hash_of[block] = None
+                    del cached[block_hash]
+                else:
+                    self._forget(block)
         return blocks
 
     def insert(self, block: int, block_hash: int) -> None:
@@ -110,6 +116,20 @@ class BlockPool:
             self._cached[block_hash] = {entry: None, block: None}
         else:
             entry[block] = None
+
+    def insert_chain(
+        self, blocks: Sequence[int], hashes: Sequence[int], start: int, end: int
+    ) -> None:
+        """Insert blocks *start* up to *end* of a chain, as `insert` does."""
+        cached, hash_of = self._cached, self.hash_of
+        for index in range(start, end):
+            block_hash = hashes[index]
+            if block_hash in cached:
+                self.insert(blocks[index], block_hash)
+            else:
+                block = blocks[index]
+                hash_of[block] = block_hash
+                cached[block_hash] = block
 
     def free(self, blocks: Sequence[int], segments: Sequence[Segment]) -> None:
         """

@@ -210,11 +210,10 @@ class BatchScheduler:
 
     def _insert(self, request: Request, tokens: int) -> None:
         """Make the blocks of *request* that *tokens* fill findable."""
-        hashes, blocks, insert = request.hashes, request.blocks, self.pool.insert
-        full = min(tokens // self._bt, len(hashes))
-        for index in range(request.hashed_blocks, full):
-            insert(blocks[index], hashes[index])
-        request.hashed_blocks = max(full, request.hashed_blocks)
+        full = min(tokens // self._bt, len(request.hashes))
+        if full > request.hashed_blocks:
+            self.pool.insert_chain(request.blocks, request.hashes, request.hashed_blocks, full)
+            request.hashed_blocks = full
 
     def _withdraw(self, batch: Batch, request: Request) -> int:
         """Take *request* out of *batch*; return the tokens that it gives back."""
