@@ -23,6 +23,8 @@ GENERIC = frozenset(
 _START = "__start__"
 _END = "__end__"
 _MAX_STEPS = 16
+_OWN = ""
+"""Stands for the one agent of a graph."""
 
 
 def is_generic(name: str | None) -> bool:
@@ -41,7 +43,6 @@ class Topology:
     def __init__(self, graph: Any) -> None:
         builder = graph.builder
         self.name: str | None = None if is_generic(graph.name) else graph.name
-        self._specs: dict[str, Any] = dict(builder.nodes)
         branching = {name for name, branches in builder.branches.items() if branches}
         edges: dict[str, list[str]] = {}
         for start, end in sorted(builder.edges):
@@ -50,6 +51,11 @@ class Topology:
             for start in starts:
                 edges.setdefault(start, []).append(end)
         self._next = {node: ends for node, ends in edges.items() if node not in branching}
+        # Kept are names only: a graph may be thrown away while its topology is known.
+        self._inside = {
+            node: _agents_of(node, getattr(spec, "runnable", None))
+            for node, spec in builder.nodes.items()
+        }
         self._answers: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def next_agents(self, node: str, own: str) -> tuple[str, ...]:
@@ -71,22 +77,23 @@ class Topology:
         for follower in self._next.get(node, ()):
             if follower == _END or len(seen) > _MAX_STEPS:
                 continue
-            agents = self._agents_of(follower, own)
+            agents = self._inside.get(follower, ())
             if agents:
-                found.update(dict.fromkeys(agents))
+                found.update(dict.fromkeys(own if agent == _OWN else agent for agent in agents))
             elif follower not in seen:
                 seen.add(follower)
                 self._follow(follower, own, found, seen)
 
-    def _agents_of(self, node: str, own: str) -> tuple[str, ...]:
-        """Return who runs first inside *node*; empty for a node that only runs tools."""
-        runnable = getattr(self._specs.get(node), "runnable", None)
-        if node == "tools" or hasattr(runnable, "tools_by_name"):
-            return ()
-        if hasattr(runnable, "builder"):
-            inner = Topology(runnable)
-            own = inner.name or (own if is_generic(node) else node)
-            if {"model", "agent"} & set(inner._specs):
-                return (own,)
-            return inner.next_agents(_START, own) or (own,)
-        return (own if is_generic(node) else node,)
+
+def _agents_of(node: str, runnable: Any) -> tuple[str, ...]:
+    """Return who runs first inside *node*; empty for a node that only runs tools."""
+    if node == "tools" or hasattr(runnable, "tools_by_name"):
+        return ()
+    own = _OWN if is_generic(node) else node
+    if hasattr(runnable, "builder"):
+        inner = Topology(runnable)
+        own = inner.name or own
+        if {"model", "agent"} & set(runnable.builder.nodes):
+            return (own,)
+        return inner.next_agents(_START, own) or (own,)
+    return (own,)

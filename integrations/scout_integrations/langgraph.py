@@ -6,26 +6,23 @@ ended before it; tools that start and end while no request is in flight are told
 channel.
 """
 
-import os
-import sys
-import threading
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
-from langchain_core.tracers.context import register_configure_hook
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent, GraphResumeEvent
 from langgraph.errors import GraphBubbleUp
-from langgraph.pregel import Pregel
 
+from scout_integrations._everywhere import Everywhere
 from scout_integrations._guard import guarded
+from scout_integrations._identity import agent_of, node_path, running_graph, session_of
 from scout_integrations._runs import Recent, Run, RunTable
 from scout_integrations._tools import Call, finished, started
-from scout_integrations._topology import Topology, is_generic
-from scout_sdk._context import close, enclosing, open_slot
+from scout_integrations._topology import Topology
+from scout_sdk._context import close, open_slot
 from scout_sdk._env import read_environment
 from scout_sdk._hints import HUMAN, Hints
 from scout_sdk._openai import allow, install_if_imported
@@ -34,37 +31,12 @@ from scout_sdk._strict import enabled as is_strict
 
 __all__ = ["ScoutCallback", "instrument", "register", "uninstrument"]
 
-_ON = ("1", "true", "yes", "on")
 _NOT_GRAPHS = ("seq:step:", "map:key:", "condition:", "branch:")
 _MAX_CALLS = 10_000
 _MAX_GRAPHS = 256
-_MAX_FRAMES = 8
 
 _waiting: Recent[str, tuple[str, float]] = Recent(_MAX_CALLS)
 """By session: the human it waits for and since when; the resuming handler may be another one."""
-
-
-def _text(value: object) -> str | None:
-    return str(value) if value not in (None, "") else None
-
-
-def _node_path(namespace: str) -> str | None:
-    """Drop the task ids: `n1:<uuid>|model:<uuid>` -> `n1/model`."""
-    return "/".join(part.partition(":")[0] for part in namespace.split("|") if part) or None
-
-
-def _running_graph() -> Any:
-    """Return the compiled graph whose start is being reported, or None."""
-    frame = sys._getframe(1)
-    for _ in range(_MAX_FRAMES):
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("scout_", "langchain_core.callbacks")):
-            graph = frame.f_locals.get("self")
-            return graph if isinstance(graph, Pregel) else None
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-    return None
 
 
 class ScoutCallback(GraphCallbackHandler):
@@ -123,7 +95,7 @@ class ScoutCallback(GraphCallbackHandler):
         self._auto_install = install == "auto"
         self._runs = RunTable()
         self._calls: Recent[str, Call] = Recent(_MAX_CALLS)
-        self._topologies: Recent[int, tuple[Any, Topology]] = Recent(_MAX_GRAPHS)
+        self._topologies: Recent[int, tuple[weakref.ref[Any], Topology]] = Recent(_MAX_GRAPHS)
         self._given = None if graph is None else Topology(graph)
 
     @classmethod
@@ -176,52 +148,7 @@ class ScoutCallback(GraphCallbackHandler):
     def _finish(self, session: str, agent: str | None) -> None:
         SESSIONS.finish(session, agent=agent, endpoint=self._endpoint)
 
-    # --- identity -------------------------------------------------------------------------
-
-    def _agent_of(
-        self,
-        metadata: Mapping[str, Any],
-        kind: str,
-        name: str | None,
-        parent: Run | None,
-        topology: Topology | None,
-    ) -> str:
-        """Explicit names, then the node, then the nearest named ancestor; a graph by its name."""
-        named = metadata.get("scout_agent") or metadata.get("lc_agent_name") or self.agent
-        if named:
-            return str(named)
-        if topology is not None and topology.name is not None:
-            return topology.name
-        node = metadata.get("langgraph_node")
-        if not is_generic(node):
-            return str(node)
-        if kind == "graph" and not is_generic(name):
-            return str(name)
-        ancestor = parent
-        while ancestor is not None:
-            if ancestor.kind in ("graph", "node", "tool") and not is_generic(ancestor.name):
-                return str(ancestor.name)
-            ancestor = ancestor.parent
-        outer = enclosing()
-        outside = outer.hints.agent if parent is None and outer is not None else None
-        return str(outside or node or "default")
-
-    def _session_of(
-        self, metadata: Mapping[str, Any], parent: Run | None, run_id: uuid.UUID
-    ) -> tuple[str, bool]:
-        session = (
-            self.session_id
-            or _text(metadata.get("scout_session_id"))
-            or _text(metadata.get("thread_id"))
-        )
-        if session is not None:
-            return session, False
-        if parent is not None:
-            return parent.session, False
-        outer = enclosing()
-        session = None if outer is None else outer.hints.session
-        session = session or self._default_session
-        return (session, False) if session else (str(run_id), True)
+    # --- opening and closing runs -------------------------------------------------------------
 
     def _start(
         self,
@@ -237,10 +164,11 @@ class ScoutCallback(GraphCallbackHandler):
     ) -> Run:
         metadata = metadata or {}
         parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
-        agent = agent or self._agent_of(metadata, kind, name, parent, topology)
-        session, made_up = self._session_of(metadata, parent, run_id)
+        agent = agent or agent_of(metadata, kind, name, parent, topology, self.agent)
+        named = session_of(metadata, parent, self.session_id, self._default_session)
+        session, made_up = (named, False) if named is not None else (str(run_id), True)
         namespace = metadata.get("langgraph_checkpoint_ns") or metadata.get("checkpoint_ns") or ""
-        path = _node_path(str(namespace)) or (parent.path if parent is not None else None)
+        path = node_path(str(namespace)) or (parent.path if parent is not None else None)
         if self.program and (path is None or not path.startswith(f"{self.program}/")):
             path = f"{self.program}/{path}" if path else self.program
         followers = self._followers(kind, metadata, parent)
@@ -306,20 +234,18 @@ class ScoutCallback(GraphCallbackHandler):
             if run.kind == "tool":  # its graph failed before it returned
                 self._tool_ended(run, failed=True)
 
-    def _topology_of(self, graph: Any) -> Topology | None:
-        if not hasattr(graph, "builder"):
-            return None
-        known = self._topologies.pop(id(graph))
-        if known is None or known[0] is not graph:
-            known = (graph, Topology(graph))
-        self._topologies.put(id(graph), known)
-        return known[1]
-
     @guarded
     def _find_topology(self, parent_run_id: uuid.UUID | None) -> Topology | None:
         if parent_run_id is None and self._given is not None:
             return self._given
-        return self._topology_of(_running_graph())
+        graph = running_graph()
+        if graph is None:
+            return None
+        known = self._topologies.pop(id(graph))
+        if known is None or known[0]() is not graph:
+            known = (weakref.ref(graph), Topology(graph))
+        self._topologies.put(id(graph), known)
+        return known[1]
 
     # --- graphs, nodes, chains ----------------------------------------------------------------
 
@@ -450,7 +376,8 @@ class ScoutCallback(GraphCallbackHandler):
     ) -> None:
         """Tell that the agent that asked for this tool now waits for it."""
         name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
-        call = self._asked(kwargs.get("tool_call_id"), parent_run_id, name, inputs)
+        call_id = kwargs.get("tool_call_id")
+        call = self._asked(call_id, parent_run_id, name, inputs)
         run = self._start(
             "tool",
             run_id,
@@ -459,7 +386,7 @@ class ScoutCallback(GraphCallbackHandler):
             name,
             agent=call.agent if call is not None else None,
         )
-        run.call_id = call.call_id if call is not None else str(run_id)
+        run.call_id = call.call_id if call is not None else str(call_id or run_id)
         if self._hints:
             SESSIONS.record_tool(
                 run.session,
@@ -545,38 +472,12 @@ class ScoutCallback(GraphCallbackHandler):
 
 # --- without touching code ------------------------------------------------------------------
 
-
-class _Everywhere:
-    """What LangChain asks for the handler of a run; it needs no more of a ContextVar than get."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.registered = False
-        self.handler: ScoutCallback | None = None
-        self.by_environment: ScoutCallback | None = None
-
-    def get(self) -> ScoutCallback | None:
-        if self.handler is not None:
-            return self.handler
-        if os.environ.get("SCOUT_SDK_ENABLED", "").strip().lower() not in _ON:
-            return None
-        if self.by_environment is None:
-            self.by_environment = ScoutCallback()
-        return self.by_environment
-
-    def register(self) -> None:
-        if not self.registered:
-            self.registered = True
-            register_configure_hook(cast("ContextVar[Any]", self), True, ScoutCallback)
-
-
-_everywhere = _Everywhere()
+_everywhere = Everywhere(ScoutCallback)
 
 
 def register() -> None:
     """Let SCOUT_SDK_ENABLED=1 put a ScoutCallback under every run of this process; idempotent."""
-    with _everywhere.lock:
-        _everywhere.register()
+    _everywhere.register()
 
 
 def instrument(**options: Any) -> ScoutCallback:
@@ -586,14 +487,9 @@ def instrument(**options: Any) -> ScoutCallback:
     Takes the options of ScoutCallback and returns the handler; while it is in place, further
     calls return it as it is. A run that was given a ScoutCallback of its own keeps that one.
     """
-    with _everywhere.lock:
-        if _everywhere.handler is None:
-            _everywhere.handler = ScoutCallback(**options)
-        _everywhere.register()
-        return _everywhere.handler
+    return _everywhere.put(lambda: ScoutCallback(**options))
 
 
 def uninstrument() -> None:
     """Take the handler of `instrument` away; idempotent. Runs that have begun keep it."""
-    with _everywhere.lock:
-        _everywhere.handler = None
+    _everywhere.remove()
