@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge
 
 from scout_sdk import Evidence, HintOutcome, Hints, ToolEvent, ToolState, _wire
 from scout_server.vllm import ScoutMiddleware
@@ -275,6 +276,31 @@ async def test_a_scrape_does_not_wait_for_a_silent_engine() -> None:
     assert asked == 1
     assert app.state.scout.failures == 3
     app.state.scout._flight.cancel()
+
+
+async def test_metrics_of_several_processes_get_ours_appended() -> None:
+    """Where /metrics shows files of several processes, our collectors stand at its end."""
+    registry = CollectorRegistry()
+    Gauge("scout_there", "A figure of ours", registry=registry).set(3)
+
+    class Metrics(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"content-type", b"text/plain; version=0.0.4"), (b"content-length", b"7")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"a_b 1.0"})
+
+    async def answer(operation: str, argument: str) -> list[str]:
+        return ["{}"]
+
+    app = Metrics()
+    app.state.scout = EngineLink(answer, timeout_s=1.0)
+    app.state.scout_registry = registry
+    sent = await call(app, path="/metrics", method="GET")
+
+    lines = sent[1]["body"].decode().splitlines()
+    assert lines[0] == "a_b 1.0"
+    assert "scout_there 3.0" in lines
+    assert b"content-length" not in dict(sent[0]["headers"])
 
 
 JSON = st.recursive(

@@ -8,11 +8,14 @@ contract. Otherwise `problems()` says why, and the extension leaves the engine a
 import functools
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from scout_sdk import UnsupportedError
 from scout_server.vllm.contract import SUPPORTED, supported, violations
@@ -102,11 +105,14 @@ async def call_engines(client: Any, operation: str, argument: str = "") -> list[
     return [str(answer) for answer in answers]
 
 
-def metrics_registry() -> Any:
-    """Return the registry that the server's /metrics shows."""
+def metrics_registry() -> CollectorRegistry | None:
+    """Return the registry that /metrics shows; None where it shows files of several processes."""
     from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-    return get_prometheus_registry()
+    if os.environ.get("PROMETHEUS_MULTIPROC_DIR") is not None:
+        return None
+    registry: CollectorRegistry = get_prometheus_registry()
+    return registry
 
 
 def additional_config(vllm_config: Any) -> Mapping[str, object]:

@@ -4,6 +4,7 @@ from argparse import Namespace
 from importlib import metadata
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -45,7 +46,10 @@ class ScoutEndpoints:
 
         state.scout_tenancy = loaded.of(TenancySettings)
         state.scout = EngineLink(call, timeout_s=settings.utility_timeout_s)
-        register_engines(_compat.metrics_registry(), state.scout)
+        registry = _compat.metrics_registry()
+        if registry is None:
+            state.scout_registry = registry = CollectorRegistry()
+        register_engines(registry, state.scout)
 
 
 async def post_events(request: Request) -> Response:

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
+
 from scout_sdk import _wire
 from scout_sdk._hints import HintOutcome
 from scout_server.config import load
@@ -54,6 +56,9 @@ class ScoutMiddleware:
             link = _link(scope)
             if link is not None:
                 await link.refresh()
+            extra = getattr(getattr(scope.get("app"), "state", None), "scout_registry", None)
+            if isinstance(extra, CollectorRegistry):
+                send = _Appender(send, extra)
         await self.app(scope, receive, send)
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,6 +149,34 @@ class _Reporter:
         except Exception:
             _log.exception("scout: a response goes without its outcome header")
             return []
+
+
+class _Appender:
+    """
+    Adds a registry to the text of /metrics.
+
+    Several API servers share their metrics through files, which knows no collectors: only there.
+    """
+
+    def __init__(self, send: Send, registry: CollectorRegistry) -> None:
+        self._send = send
+        self._registry = registry
+        self._start: Message | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = {name.lower(): value for name, value in message.get("headers", ())}
+            plain = headers.get(b"content-type", b"").startswith(b"text/plain")
+            if message["status"] == 200 and plain and b"content-encoding" not in headers:
+                lengthless = [
+                    pair for pair in message["headers"] if pair[0].lower() != b"content-length"
+                ]
+                self._start = message = {**message, "headers": lengthless}
+        elif self._start is not None and not message.get("more_body", False):
+            body = message.get("body", b"")
+            gap = b"" if body.endswith(b"\n") or not body else b"\n"
+            message = {**message, "body": body + gap + generate_latest(self._registry)}
+        await self._send(message)
 
 
 def with_xargs(body: bytes, xargs: Xargs) -> bytes | None:
