@@ -8,9 +8,10 @@ packages are missing says which extra brings them.
 import importlib
 import json
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from scout_sdk import ScoutError
 
@@ -20,6 +21,9 @@ try:
     from typer.core import TyperCommand, TyperGroup
 except ModuleNotFoundError as error:  # the base install has no command line
     sys.exit(f"scout: {error.name} is missing; pip install 'scout-sdk[server]'")
+
+if TYPE_CHECKING:
+    from scout_server.config import FieldInfo
 
 __all__ = ["LAZY", "LazyCommand", "app", "main"]
 
@@ -157,28 +161,32 @@ def config(
     """Print every setting with its value, allowed values and meaning, as a configuration file."""
     from scout_server.config import describe, load
 
-    settings = load(path=file)
-    values = settings.as_dict()
-    listed = describe()
+    values = load(path=file).as_dict()
+    rows = [{**asdict(info), "value": _value(values, info)} for info in describe()]
     if json_output:
-        rows = [
-            {
-                **{f.name: getattr(info, f.name) for f in fields(info)},
-                "value": values[info.section][info.name],
-            }
-            for info in listed
-        ]
         typer.echo(json.dumps({"settings": rows}, indent=2))
         return
-    section = ""
-    for info in listed:
-        if info.section != section:
-            section = info.section
-            typer.echo(f"{section}:")
-        if info.meaning:
-            typer.echo(f"  # {info.meaning}")
-        value = json.dumps(values[section][info.name])
-        typer.echo(f"  {info.name}: {value}  # {info.kind}; default {json.dumps(info.default)}")
+    open_: list[str] = []
+    for row in rows:
+        place = [str(row["section"]), *str(row["name"]).split(".")]
+        for depth, group in enumerate(place[:-1]):
+            if open_[: depth + 1] != place[: depth + 1]:
+                open_ = place[: depth + 1]
+                typer.echo(f"{'  ' * depth}{group}:")
+        indent = "  " * (len(place) - 1)
+        if row["meaning"]:
+            typer.echo(f"{indent}# {row['meaning']}")
+        default = json.dumps(row["default"])
+        typer.echo(
+            f"{indent}{place[-1]}: {json.dumps(row['value'])}  # {row['kind']}; default {default}"
+        )
+
+
+def _value(values: Mapping[str, object], info: "FieldInfo") -> object:
+    found: object = values[info.section]
+    for name in info.name.split("."):
+        found = found[name] if isinstance(found, Mapping) else None
+    return found
 
 
 def main() -> None:

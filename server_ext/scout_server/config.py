@@ -10,7 +10,7 @@ file, and each takes its own sections out of it.
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -87,6 +87,7 @@ class FieldInfo:
 
     section: str
     name: str
+    """Dotted where it stands in a group of its section."""
     kind: str
     """Type and allowed values, such as `integer >= 1`."""
     default: object
@@ -123,21 +124,45 @@ def describe() -> list[FieldInfo]:
     kinds = {section.name: section.load() for section in SECTIONS}
     schema = _model(kinds).model_json_schema()
     definitions = schema.get("$defs", {})
-    fields: list[FieldInfo] = []
-    for section in SECTIONS:
-        reference = str(schema["properties"][section.name].get("$ref", "")).rsplit("/", 1)[-1]
-        definition = definitions.get(reference, {})
-        for name, field in definition.get("properties", {}).items():
-            fields.append(
-                FieldInfo(
-                    section=section.name,
-                    name=name,
-                    kind=_kind(field, definitions),
-                    default=field.get("default"),
-                    meaning=" ".join(str(field.get("description", "")).split()),
-                )
-            )
-    return fields
+    return [
+        field
+        for section in SECTIONS
+        for field in _fields(section.name, "", schema["properties"][section.name], definitions, {})
+    ]
+
+
+def _fields(
+    section: str,
+    prefix: str,
+    schema: Mapping[str, object],
+    definitions: Mapping[str, object],
+    defaults: Mapping[str, object],
+) -> Iterator[FieldInfo]:
+    """Yield the settings below *schema*; those of a group within are named `group.setting`."""
+    definition = _resolve(schema, definitions)
+    given = schema.get("default")
+    above = given if isinstance(given, Mapping) else defaults
+    for name, field in cast(Mapping[str, dict[str, object]], definition["properties"]).items():
+        default = above.get(name, field.get("default"))
+        if "properties" in _resolve(field, definitions):
+            nested = default if isinstance(default, Mapping) else {}
+            yield from _fields(section, f"{prefix}{name}.", field, definitions, nested)
+            continue
+        yield FieldInfo(
+            section=section,
+            name=f"{prefix}{name}",
+            kind=_kind(field, definitions),
+            default=default,
+            meaning=" ".join(str(field.get("description", "")).split()),
+        )
+
+
+def _resolve(
+    schema: Mapping[str, object], definitions: Mapping[str, object]
+) -> Mapping[str, object]:
+    if "$ref" not in schema:
+        return schema
+    return cast(Mapping[str, object], definitions[str(schema["$ref"]).rsplit("/", 1)[-1]])
 
 
 def _model(kinds: Mapping[str, type]) -> type[pydantic.BaseModel]:
@@ -213,9 +238,7 @@ def _explain_one(item: Mapping[str, object], kinds: Mapping[str, type]) -> str:
 
 
 def _kind(field: Mapping[str, object], definitions: Mapping[str, object]) -> str:
-    if "$ref" in field:
-        name = str(field["$ref"]).rsplit("/", 1)[-1]
-        return _kind(cast(Mapping[str, object], definitions[name]), definitions)
+    field = _resolve(field, definitions)
     if "enum" in field:
         return " | ".join(str(value) for value in cast(list[object], field["enum"]))
     if "const" in field:

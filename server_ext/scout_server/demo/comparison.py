@@ -1,8 +1,10 @@
 """
 The comparison itself.
 
-Two servers that differ in one flag stand side by side. In every repetition each gets the same
-sessions, one server after the other, the order changing from repetition to repetition. Then the
+Two servers that differ in one flag stand side by side. Both first get one round of sessions that is
+not measured: caches fill, and Scout sees each agent for the first time. Then, in every repetition,
+each gets the same sessions, one server after the other, the order changing from repetition to
+repetition. At last the
 requests of the first repetition are sent once more, one at a time, to two fresh servers: LRU, and
 Scout with identity off; these must count exactly alike.
 """
@@ -83,7 +85,7 @@ PLANS: dict[str, Plan] = {
     "embedded": Plan(
         engine="embedded",
         kv_blocks=512,
-        mix=Mix(travel=8, coding=6, desk=16, concurrency=10),
+        mix=Mix(travel=8, coding=6, desk=16, concurrency=6),
         bounds=Bounds(hit_points=15.0, ttft_ratio=0.6),
     ),
     "vllm": Plan(
@@ -102,17 +104,18 @@ async def compare(
 ) -> tuple[dict[str, object], list[Target]]:
     """Run *plan*; return results and targets. *bar* shows how far it is."""
     arms = {"LRU": Arm(), "Scout": Arm()}
-    jobs = [make_jobs(plan.mix, seed + index) for index in range(plan.repetitions)]
+    warm_up = Arm()
+    jobs = [make_jobs(plan.mix, seed + index) for index in range(plan.repetitions + 1)]
     total = bar.add_task("starting servers", total=2 * sum(map(len, jobs)))
     sent: list[tuple[dict[str, str], bytes]] = []
     specs = [plan.spec("LRU", ["--scout-off"]), plan.spec("Scout", [])]
     async with start_all(specs) as servers:
         for index, repetition in enumerate(jobs):
             for server in servers if index % 2 == 0 else servers[::-1]:
-                bar.update(total, description=f"repetition {index + 1}: {server.name}")
-                recorder = await _run(
-                    server, repetition, plan, arms[server.name], lambda: bar.advance(total)
-                )
+                name = f"repetition {index}" if index else "warm-up"
+                bar.update(total, description=f"{name}: {server.name}")
+                arm = arms[server.name] if index else warm_up
+                recorder = await _run(server, repetition, plan, arm, lambda: bar.advance(total))
                 sent = sent or recorder.sent
     off = await _replay(plan, sent[: plan.replayed], bar)
     results, targets = judge(arms["LRU"], arms["Scout"], off, plan.bounds)
