@@ -3,11 +3,11 @@
 import pytest
 
 from scout_sdk import ConfigError, HintOutcome
-from scout_server.gateway.headers import merged_outcome, to_client, to_node
-from scout_server.gateway.request import understand
 from scout_server.gateway.settings import node_addresses
-from scout_server.gateway.telemetry import NodeReport, read_metrics, read_state
-from scout_server.gateway.usage import Usage
+from scout_server.tao.asked import understand
+from scout_server.tao.headers import merged_outcome, to_client, to_node
+from scout_server.tao.telemetry import NodeReport, read_metrics, read_state
+from scout_server.tao.usage import Usage
 from scout_server.tenancy import TenancySettings
 
 METRICS = """

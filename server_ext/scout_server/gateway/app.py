@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 from scout_sdk import _wire
 from scout_sdk._limits import MAX_EVENTS_BYTES
 from scout_server.gateway.nodes import Nodes
-from scout_server.gateway.pool import Pool
 from scout_server.gateway.proxy import Proxy
 from scout_server.gateway.settings import GatewaySettings, node_addresses
+from scout_server.tao.pool import Pool
 from scout_server.tenancy import TenancySettings, tenant_of
 
 __all__ = ["Gateway", "create_app"]

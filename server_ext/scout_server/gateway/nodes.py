@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 import aiohttp
 
 from scout_sdk._wire import EVENTS_PATH
-from scout_server.gateway.headers import to_node
-from scout_server.gateway.pool import Pool
 from scout_server.gateway.settings import GatewaySettings, NodeAddress, node_addresses
-from scout_server.gateway.telemetry import MAX_BYTES, NodeReport, read_metrics, read_state
+from scout_server.tao.headers import to_node
+from scout_server.tao.pool import Pool
+from scout_server.tao.telemetry import MAX_BYTES, NodeReport, read_metrics, read_state
 
 __all__ = ["Nodes"]
 

@@ -1,10 +1,8 @@
 """Passes requests to nodes byte for byte, holding turns until they have room."""
 
 import asyncio
-import json
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import aiohttp
@@ -12,30 +10,26 @@ from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
 from scout_sdk import HintOutcome
-from scout_server.gateway.headers import merged_outcome, to_client, to_node
 from scout_server.gateway.nodes import Nodes
-from scout_server.gateway.pool import Pool, PoolFullError
-from scout_server.gateway.request import TURN_PATHS, Asked, understand
 from scout_server.gateway.settings import GatewaySettings, NodeAddress
-from scout_server.gateway.usage import Usage
-from scout_server.policy.engine import Turn
+from scout_server.tao.asgi import TooLargeError, answer, client_left, read_body
+from scout_server.tao.asked import TURN_PATHS, Asked, understand
+from scout_server.tao.estimates import Estimates
+from scout_server.tao.headers import merged_outcome, to_client, to_node
+from scout_server.tao.pool import Pool, PoolFullError
+from scout_server.tao.usage import Usage
 from scout_server.tenancy import TenancySettings
 
-__all__ = ["Proxy", "answer"]
+__all__ = ["Proxy"]
 
 logger = logging.getLogger(__name__)
 
 _RETRIED = frozenset({502, 503, 504})
 _RENEW_S = 10.0
-_MAX_ANCHORS = 1024
 
 
 class _UnreachableError(Exception):
     """A node did not begin to answer; nothing was sent to the client yet."""
-
-
-class _TooLargeError(Exception):
-    pass
 
 
 @dataclass(slots=True)
@@ -45,17 +39,6 @@ class _Reply:
     send: Send
     started: bool = False
     status: int = 0
-
-
-async def answer(
-    send: Send, status: int, message: str, *, kind: str, headers: dict[str, str] | None = None
-) -> None:
-    """Send an error in OpenAI's format."""
-    body = json.dumps({"error": {"message": message, "type": kind, "code": status}}).encode()
-    lines = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    lines += [(n.lower().encode(), v.encode()) for n, v in (headers or {}).items()]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body})
 
 
 class Proxy:
@@ -73,16 +56,15 @@ class Proxy:
         self.tenancy = tenancy
         self.pool = pool
         self.nodes = nodes
-        self._tokens_per_byte = 0.25
-        self._anchors: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._estimates = Estimates()
         self._turn = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         reply = _Reply(send)
         try:
-            body = await self._body(scope, receive)
-        except _TooLargeError:
+            body = await read_body(scope, receive, limit_bytes=self.settings.max_body_bytes)
+        except TooLargeError:
             limit = self.settings.max_body_bytes
             await answer(send, 413, f"the body is over {limit} bytes", kind="invalid_request_error")
             self._count("too-large")
@@ -91,7 +73,7 @@ class Proxy:
             self._count("client-left")
             return
         serve = asyncio.ensure_future(self._serve(scope, body, reply))
-        watch = asyncio.ensure_future(_left(receive))
+        watch = asyncio.ensure_future(client_left(receive))
         try:
             await asyncio.wait({serve, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not serve.done():
@@ -113,26 +95,6 @@ class Proxy:
                 await answer(send, 502, "the gateway failed", kind="server_error")
 
     # ---- one request -----------------------------------------------------------------------
-
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the whole body; None when the client left meanwhile."""
-        limit = self.settings.max_body_bytes
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > limit:
-                raise _TooLargeError
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > limit:
-                raise _TooLargeError
-            parts.append(chunk)
-            if not message.get("more_body", False):
-                return b"".join(parts) if len(parts) > 1 else parts[0]
 
     async def _serve(self, scope: Scope, body: bytes, reply: _Reply) -> None:
         if scope["method"] == "POST" and scope["path"] in TURN_PATHS:
@@ -165,7 +127,7 @@ class Proxy:
         )
         for outcome in asked.outcomes.values():
             self.pool.meters.hints.labels(outcome.value).inc()
-        turn = self._asking(asked)
+        turn = self._estimates.turn(asked)
         left_s = settings.hold_timeout_s
         if asked.timeout_s is not None:
             left_s = min(left_s, 0.9 * asked.timeout_s)
@@ -231,8 +193,14 @@ class Proxy:
             finished = reply.status < 400
         finally:
             if finished:
-                self._learn(asked, usage)
                 prompt, output, cached = usage.tokens()
+                session = self.pool.engine.ledger.sessions.get((asked.tenant, asked.session))
+                self._estimates.learn(
+                    asked,
+                    prompt_tokens=prompt,
+                    cached_tokens=cached,
+                    first=session is not None and session.turns == 0,
+                )
                 self.pool.finish(
                     asked.key,
                     prompt_tokens=prompt,
@@ -322,41 +290,6 @@ class Proxy:
             chunk = await anext(aiter(chunks), b"")
         await reply.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    # ---- estimates -------------------------------------------------------------------------
-
-    def _asking(self, asked: Asked) -> Turn:
-        anchor = asked.hints.anchor if asked.hints is not None else None
-        prompt = max(1, round(asked.body_bytes * self._tokens_per_byte))
-        prefix_tokens = 0
-        if anchor is not None:
-            prefix_tokens = min(self._anchors.get((asked.tenant, anchor), 0), prompt - 1)
-        return Turn(
-            key=asked.key,
-            session=asked.session,
-            tenant=asked.tenant,
-            tokens=prompt + asked.output_tokens,
-            prefix=f"{asked.tenant}/{anchor}" if prefix_tokens > 0 else None,
-            prefix_tokens=max(0, prefix_tokens),
-            hints=asked.hints,
-        )
-
-    def _learn(self, asked: Asked, usage: Usage) -> None:
-        """Learn tokens per byte, and from a session's first turn how long its anchor is."""
-        prompt, _, cached = usage.tokens()
-        if prompt and asked.body_bytes:
-            share = min(2.0, max(0.01, prompt / asked.body_bytes))
-            self._tokens_per_byte += 0.1 * (share - self._tokens_per_byte)
-        hints = asked.hints
-        if hints is None or hints.anchor is None or not cached:
-            return
-        session = self.pool.engine.ledger.sessions.get((asked.tenant, asked.session))
-        if session is not None and session.turns == 0 and hints.turn in (None, 1):
-            key = (asked.tenant, hints.anchor)
-            self._anchors[key] = max(cached, self._anchors.get(key, 0))
-            self._anchors.move_to_end(key)
-            if len(self._anchors) > _MAX_ANCHORS:
-                self._anchors.popitem(last=False)
-
     # ---- refusals --------------------------------------------------------------------------
 
     async def _too_many(self, reply: _Reply, message: str) -> None:
@@ -377,9 +310,3 @@ class Proxy:
 
     def _count(self, outcome: str) -> None:
         self.pool.meters.requests.labels(outcome).inc()
-
-
-async def _left(receive: Callable[[], Awaitable[Message]]) -> None:
-    """Return when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

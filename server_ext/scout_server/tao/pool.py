@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
+from typing import Protocol
 
 from scout_sdk import SessionEvent
-from scout_server.gateway.meters import Meters
-from scout_server.gateway.settings import GatewaySettings
 from scout_server.policy.admission import Plan
-from scout_server.policy.engine import Snapshot, TaoEngine, Turn, make_plan
+from scout_server.policy.engine import Snapshot, TaoEngine, TaoSettings, Turn, make_plan
+from scout_server.tao.meters import Meters
 
-__all__ = ["Pool", "PoolFullError"]
+__all__ = ["Pool", "PoolFullError", "PoolSettings"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +23,33 @@ class PoolFullError(Exception):
     """As many requests wait as may."""
 
 
+class PoolSettings(Protocol):
+    """What a pool reads of its owner's settings."""
+
+    @property
+    def tao(self) -> TaoSettings:
+        """The decision."""
+
+    @property
+    def worker(self) -> str:
+        """Where large decisions are made: `thread` or `process`."""
+
+    @property
+    def inline_cells(self) -> int:
+        """Decisions of at most so many sessions x nodes are made on the event loop."""
+
+    @property
+    def plan_floor_s(self) -> float:
+        """Shortest time between two decisions."""
+
+    @property
+    def plan_recheck_s(self) -> float:
+        """Longest time between two decisions while something waits."""
+
+
 class Pool:
     """
-    The waiting pool of one gateway, on one event loop.
+    The waiting pool of one gateway or one Ray Serve application, on one event loop.
 
     Decisions over many sessions are made in a worker on a frozen snapshot; what the present no
     longer allows is dropped when they come back. A decision follows every event that may let a
@@ -33,11 +57,15 @@ class Pool:
     """
 
     def __init__(
-        self, settings: GatewaySettings, *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: PoolSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        engine: TaoEngine | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.engine = TaoEngine(settings.tao)
+        self.engine = engine or TaoEngine(settings.tao)
         self.meters = Meters(self.engine, clock)
         self._placed: dict[str, asyncio.Future[str]] = {}
         self._kick = asyncio.Event()

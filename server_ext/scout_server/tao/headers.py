@@ -1,4 +1,4 @@
-"""Which headers pass the gateway, in both directions."""
+"""Which headers pass between client and node, in both directions."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""The gateway's Prometheus metrics; labels have few values."""
+"""Prometheus metrics of a gateway or of a pool on Ray; labels have few values."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,7 +15,7 @@ _AGES_S = (0.1, 1.0, 10.0, 60.0, 300.0)
 
 
 class Meters(Collector):
-    """Counters and histograms of one gateway, and gauges read from its engine when asked."""
+    """Counters and histograms of one pool, and gauges read from its engine when asked."""
 
     def __init__(self, engine: TaoEngine, clock: Callable[[], float]) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""What the gateway understands of a request before it is sent on."""
+"""What is understood of a request before it is sent on."""
 
 import json
 import secrets
