@@ -313,3 +313,17 @@ def test_schemas_that_cannot_be_made_are_errors():
         instance({"$ref": "#/$defs/none"}, first)
     with pytest.raises(ApiError, match="never end"):
         instance({"$ref": "#"}, first)
+    many = {"type": "array", "minItems": 10**9, "items": {"type": "null"}}
+    with pytest.raises(ApiError, match="more than"):
+        instance(many, first)
+    with pytest.raises(ApiError, match="more than"):
+        instance({"type": "string", "minLength": 10**9}, first)
+    doubling = {
+        "$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(30)}
+        | {"d30": {"type": "null"}},
+        "$ref": "#/$defs/d0",
+    }
+    with pytest.raises(ApiError, match="more than"):
+        instance(doubling, first)
+    with pytest.raises(ApiError, match="out of range"):
+        instance({"type": "number", "minimum": 10**400}, first)

@@ -10,6 +10,7 @@ Choose = Callable[[Sequence[object]], object]
 """Picks one of the allowed values, deterministically."""
 
 _DEEPEST = 32
+_MOST_PARTS = 20_000
 _FORMATS = {
     "date": "2026-01-01",
     "date-time": "2026-01-01T00:00:00Z",
@@ -31,15 +32,25 @@ def instance(schema: object, choose: Choose, given: Mapping[str, object] | None 
     Only required properties are set (all, where none is required), arrays are as short as allowed.
     *given* sets properties of the outermost object; the caller answers for their validity.
     """
-    return _Maker(schema, choose).make(schema, "value", 0, given or {})
+    try:
+        return _Maker(schema, choose).make(schema, "value", 0, given or {})
+    except ArithmeticError as error:
+        raise ApiError("the schema has numbers that are out of range") from error
 
 
 class _Maker:
     def __init__(self, root: object, choose: Choose) -> None:
         self._root = root
         self._choose = choose
+        self._left = _MOST_PARTS
+
+    def _spend(self, parts: int) -> None:
+        self._left -= parts
+        if self._left < 0:
+            raise ApiError(f"the schema asks for more than {_MOST_PARTS} parts or characters")
 
     def make(self, schema: object, name: str, depth: int, given: Mapping[str, object]) -> object:
+        self._spend(1)
         if depth > _DEEPEST:
             raise ApiError(f"the schema is nested deeper than {_DEEPEST} levels")
         if schema is True or schema == {}:
@@ -67,8 +78,10 @@ class _Maker:
             return self._object(schema, depth, given)
         if kind == "array":
             count = _int(schema.get("minItems"), 0)
+            self._spend(max(count, 0))
             return [self.make(schema.get("items", {}), name, depth + 1, {}) for _ in range(count)]
         if kind == "string":
+            self._spend(max(_int(schema.get("minLength"), 0), 0))
             return _string(schema, name)
         if kind in ("integer", "number"):
             return _number(schema, whole=kind == "integer")
@@ -80,6 +93,7 @@ class _Maker:
 
     def _resolve(self, schema: Mapping[str, object], depth: int) -> Mapping[str, object]:
         for _ in range(_DEEPEST):
+            self._spend(1)
             reference = schema.get("$ref")
             if isinstance(reference, str):
                 rest = {key: value for key, value in schema.items() if key != "$ref"}

@@ -15,7 +15,8 @@ from scout_server.policy.facts import Finish
 
 __all__ = ["Reply", "Wish", "check_forced", "write"]
 
-_TOOL = re.compile(r"\[\[tool (\S+)(?: (\{.*?\}))?\]\]", re.DOTALL)
+_CALL = re.compile(r"\[\[tool (\S{1,128}?) (\{.*?\})\]\]", re.DOTALL)
+_BARE_CALL = re.compile(r"\[\[tool (\S{1,128}?)\]\]")
 _TEXT = re.compile(r"\[\[(?:reply|say) (.*?)\]\]", re.DOTALL)
 _TOKENS = re.compile(r"\[\[tokens (\d{1,7})\]\]")
 _PICK = re.compile(r"\[\[pick (.*?)\]\]", re.DOTALL)
@@ -82,8 +83,20 @@ def write(wish: Wish, prompt: Sequence[int]) -> Reply:
     return Reply(tokens=tokens, pieces=parts, finish=Finish.STOP)
 
 
+def _found(directive: re.Pattern[str], text: str) -> list[str]:
+    # Behind the last end there is none: without this, a hostile text takes long to search.
+    return directive.findall(text, 0, text.rfind("]]") + 2)
+
+
+def _scripted_calls(text: str) -> list[tuple[str, str]]:
+    """Return the tool calls that *text* asks for, in its order."""
+    full = [(m.start(), m[1], m[2]) for m in _CALL.finditer(text, 0, text.rfind("}]]") + 3)]
+    bare = [(m.start(), m[1], "{}") for m in _BARE_CALL.finditer(text)]
+    return [(name, arguments) for _, name, arguments in sorted(full + bare)]
+
+
 def _chooser(wish: Wish, seed: int) -> "_Chooser":
-    picks = [word for text in _PICK.findall(wish.last_user) for word in text.split()]
+    picks = [word for text in _found(_PICK, wish.last_user) for word in text.split()]
     return _Chooser(picks, seed)
 
 
@@ -108,10 +121,10 @@ class _Chooser:
 def _calls(wish: Wish, seed: int) -> tuple[ToolCall, ...]:
     offered = {tool.name: tool for tool in wish.tools}
     scripted: list[tuple[str, str]] = []
-    for name, arguments in _TOOL.findall(wish.last_user):
+    for name, arguments in _scripted_calls(wish.last_user):
         # A conversation that hands over to another agent keeps its directives: skip foreign ones.
         if not offered or name in offered:
-            scripted.append((name, arguments or "{}"))
+            scripted.append((name, arguments))
     if wish.forced_tool is not None:
         name = wish.forced_tool or next((n for n, _ in scripted), "")
         chooser = _chooser(wish, seed)
@@ -129,7 +142,7 @@ def _calls(wish: Wish, seed: int) -> tuple[ToolCall, ...]:
 
 
 def _text(wish: Wish, seed: int) -> str:
-    said = _TEXT.findall(wish.last_user)
+    said = _found(_TEXT, wish.last_user)
     text: str | None = said[-1] if said else None
     chooser = _chooser(wish, seed)
     if wish.choices:
