@@ -129,10 +129,10 @@ def _calls(wish: Wish, seed: int) -> tuple[ToolCall, ...]:
         name = wish.forced_tool or next((n for n, _ in scripted), "")
         chooser = _chooser(wish, seed)
         name = name or str(chooser(sorted(offered)))
-        arguments = next((a for n, a in scripted if n == name), None)
-        if arguments is None:
-            arguments = canonical(instance(offered[name].parameters, chooser))
-        scripted = [(name, arguments)]
+        given = next((a for n, a in scripted if n == name), None)
+        if given is None:
+            given = canonical(instance(offered[name].parameters, chooser))
+        scripted = [(name, given)]
     elif wish.no_tools or (not offered and wish.schema is not None):
         return ()
     return tuple(
