@@ -10,10 +10,10 @@ file, and each takes its own sections out of it.
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar, cast, get_type_hints
 
 import pydantic
 
@@ -230,11 +230,18 @@ def _explain_one(item: Mapping[str, object], kinds: Mapping[str, type]) -> str:
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         if len(location) == 1:
             return f"{place}: unknown section; known: {', '.join(kinds)}"
-        known = sorted(getattr(kinds[str(location[0])], "__dataclass_fields__", {}))
+        known = sorted(_settings_of(kinds[str(location[0])], location[1:-1]))
         return f"{place}: unknown setting; known: {', '.join(known)}"
     message = str(item["msg"]).removeprefix("Value error, ")
     given = item.get("input")
     return f"{place}: {message}" + ("" if isinstance(given, Mapping) else f", not {given!r}")
+
+
+def _settings_of(kind: type, groups: Sequence[str | int]) -> list[str]:
+    """Return the names of the settings of *kind*, or of a group within it."""
+    for group in groups:
+        kind = get_type_hints(kind)[str(group)]
+    return list(getattr(kind, "__dataclass_fields__", {}))
 
 
 def _kind(field: Mapping[str, object], definitions: Mapping[str, object]) -> str:

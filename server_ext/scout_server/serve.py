@@ -14,25 +14,29 @@ from scout_server.config import CONFIG_VARIABLE, load, merge
 __all__ = ["parse_values", "serve_embedded", "serve_vllm"]
 
 
-def parse_values(values: Sequence[str]) -> dict[str, dict[str, object]]:
+def parse_values(values: Sequence[str]) -> dict[str, object]:
     """
     Return `section.name=value` texts as a document; a value is JSON, or else a string.
 
-    ConfigError lists every text that has another form.
+    A setting in a group of a section is `section.group.name`. ConfigError lists every text that
+    has another form.
     """
-    document: dict[str, dict[str, object]] = {}
+    document: dict[str, object] = {}
     wrong: list[str] = []
     for text in values:
         place, equals, raw = text.partition("=")
-        section, dot, name = place.strip().partition(".")
-        if not (equals and dot and section and name):
+        names = place.strip().split(".")
+        if not (equals and len(names) > 1 and all(names)):
             wrong.append(f"- {text!r}: the form is section.name=value, as in policy.hints=false")
             continue
         try:
             value: object = json.loads(raw)
         except ValueError:
             value = raw
-        document.setdefault(section, {})[name] = value
+        for name in reversed(names):
+            value = {name: value}
+        assert isinstance(value, dict)
+        document = merge(document, value)
     if wrong:
         raise ConfigError("\n".join(["--set:", *wrong]))
     return document
@@ -76,15 +80,14 @@ def serve_embedded(
     from scout_server.policy.runtime import PolicySettings
     from scout_server.tenancy import TenancySettings
 
-    document = parse_values(values)
-    own = document.setdefault("embedded", {})
+    own: dict[str, object] = {}
     if host is not None:
         own["host"] = host
     if port is not None:
         own["port"] = port
     if scout_off:
         own["policy"] = "lru"
-    settings = load(document, path=file)
+    settings = load(merge(parse_values(values), {"embedded": own}), path=file)
     engine = settings.of(EmbeddedSettings)
     if engine.port:
         host = f"[{engine.host}]" if ":" in engine.host else engine.host

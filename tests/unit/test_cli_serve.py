@@ -17,9 +17,11 @@ def test_values_are_json_or_text():
     """
     --set takes JSON values, and anything else as text.
     """
-    parsed = parse_values(["policy.hints=false", "embedded.kv_blocks=512", "embedded.model=a=b"])
+    texts = ["policy.hints=false", "embedded.kv_blocks=512", "embedded.model=a=b", "gateway.x.y=1"]
+    parsed = parse_values(texts)
 
     assert {
+        "gateway": {"x": {"y": 1}},
         "policy": {"hints": False},
         "embedded": {"kv_blocks": 512, "model": "a=b"},
     } == parsed
@@ -30,7 +32,7 @@ def test_every_malformed_value_is_named():
     One error names every --set that has another form, and the form.
     """
     with pytest.raises(ConfigError) as caught:
-        parse_values(["policy.hints", "hints=1", "policy.hints=1"])
+        parse_values(["policy.hints", "hints=1", "policy..x=1", "policy.hints=1"])
 
     message = str(caught.value)
     assert "'policy.hints'" in message
@@ -79,6 +81,6 @@ async def test_the_same_server_with_its_own_lru():
         ServerSpec(name="LRU", args=["--embedded", "--scout-off"]),
     ]
     async with start_all(specs) as servers, httpx.AsyncClient() as client:
-        answers = [await client.get(f"{s.root}/v1/scout/capabilities") for s in servers]
+        answers = [await client.get(f"{s.root}/v1/scout/state") for s in servers]
 
     assert ["scout", "lru"] == [answer.json()["mode"] for answer in answers]

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from scout_sdk import ConfigError
-from scout_server.config import SECTIONS, describe, load
+from scout_server.config import SECTIONS, describe, load, merge
 from scout_server.policy.runtime import PolicySettings
 
 
@@ -91,10 +91,21 @@ def test_every_setting_has_a_meaning_and_a_default_that_loads():
     Every setting of every section has a documented meaning, and the defaults pass the schema.
     """
     listed = describe()
-    document: dict[str, dict[str, object]] = {section.name: {} for section in SECTIONS}
+    document: dict[str, object] = {section.name: {} for section in SECTIONS}
     for info in listed:
-        document[info.section][info.name] = info.default
+        value: object = info.default
+        for name in reversed([info.section, *info.name.split(".")]):
+            value = {name: value}
+        document = merge(document, value)
 
     undocumented = [f"{info.section}.{info.name}" for info in listed if not info.meaning]
     assert [] == undocumented
     assert load().as_dict() == load(document).as_dict()
+
+
+def test_unknown_settings_of_a_group():
+    """
+    An unknown setting within a group is answered with the settings of that group.
+    """
+    with pytest.raises(ConfigError, match=r"gateway\.tao\.search\.beam: .*beam_width"):
+        load({"gateway": {"tao": {"search": {"beam": 1}}}})
