@@ -5,7 +5,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from scout_sdk import ConfigError
+from scout_sdk import ConfigError, Hints
+from scout_sdk._wire import OUTCOME_HEADER, encode
 from scout_server.cli import app
 from scout_server.demo.servers import ServerSpec, start_all
 from scout_server.serve import parse_values
@@ -74,13 +75,17 @@ def test_wrong_settings_stop_the_server_before_it_starts():
 
 async def test_the_same_server_with_its_own_lru():
     """
-    `scout serve --embedded` runs with Scout, and with --scout-off as plain LRU.
+    `scout serve --embedded` takes hints, and with --scout-off it ignores them.
     """
     specs = [
         ServerSpec(name="Scout", args=["--embedded"]),
         ServerSpec(name="LRU", args=["--embedded", "--scout-off"]),
     ]
-    async with start_all(specs) as servers, httpx.AsyncClient() as client:
-        answers = [await client.get(f"{s.root}/v1/scout/state") for s in servers]
+    headers = encode(Hints(session="s", agent="a"))
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    async with start_all(specs) as servers, httpx.AsyncClient(headers=headers) as client:
+        urls = [f"{server.root}/v1/chat/completions" for server in servers]
+        outcomes = [(await client.post(url, json=body)).headers[OUTCOME_HEADER] for url in urls]
 
-    assert ["scout", "lru"] == [answer.json()["mode"] for answer in answers]
+    assert "accepted" in outcomes[0]
+    assert "accepted" not in outcomes[1]
