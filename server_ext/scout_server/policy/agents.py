@@ -44,6 +44,8 @@ class Agent:
     shared: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     uses: int = 0
     last_used: float = 0.0
+    kind: str = ""
+    """Class of the gap after its last request."""
     extends: float = 1.0
     """How many of its sessions' later requests extended their chain, and how many there were."""
     returns: float = 1.3

@@ -13,9 +13,24 @@ __all__ = ["Outlook"]
 
 Array = npt.NDArray[np.float64]
 
-_BINS = 24
+_BINS = 32
+_SPAN = 2.0  # the grid spans this many turnover times
+_POINTS = np.array([1, 2, 4, 8, 12, 16, 24, 32])  # bins at whose ends use is judged
 _STEPS = 12
 _NEGLIGIBLE = 0.01
+_PIECE = 1 << 17
+
+
+def _product(one: Array, two: Array) -> Array:
+    """
+    Return the matrix product, in pieces too small for a BLAS to share among threads.
+
+    Waking threads costs more than the product, and far more on a machine that is busy.
+    """
+    rows = max(1, _PIECE // max(1, two.size))
+    if rows >= len(one):
+        return np.asarray(one @ two)
+    return np.concatenate([one[at : at + rows] @ two for at in range(0, len(one), rows)])
 
 
 class Outlook:
@@ -34,24 +49,28 @@ class Outlook:
         self._transitions = transitions
         self._gaps = gaps
         self.horizon = horizon
-        self._width = horizon / _BINS
+        self._width = _SPAN * horizon / _BINS
         self._grid: Array = np.asarray(self._width * np.arange(1, _BINS + 1), dtype=np.float64)
         cycle = gaps.at(gaps.cycle()[None, :], self._grid[None, :])[0]
         self._later = self._sums(np.diff(cycle, prepend=0.0))
         matrix = transitions.matrix()
         self._matrix = matrix[1:, 1:]
-        self._rows: dict[tuple[int, int, tuple[int, ...]], Array] = {}
+        self.size = len(self._matrix)
+        """Symbols above this one are new since then."""
         start = matrix[END, 1:]
         start = np.asarray(start / max(float(start.sum()), 1e-9))
-        uses: Array = np.zeros_like(start)
+        uses: Array = np.zeros((len(start), len(_POINTS)))
+        inside = starts_per_s * self._width * np.cumsum(self._later, axis=1)[:, _POINTS - 1]
         for k in range(_STEPS):
-            inside = float(self._later[k].sum()) * self._width
-            if inside * starts_per_s < 1e-4:
+            if inside[k, -1] < 1e-4:
                 break
-            uses = uses + starts_per_s * inside * start
+            uses = uses + start[:, None] * inside[k]
             start = np.asarray(start @ self._matrix)
         self.newcomers: Array = uses
-        """Expected uses of each agent by sessions yet to come (index: symbol - 1)."""
+        """Expected uses of each agent by sessions yet to come: [symbol - 1, point]."""
+        self._times = self._width * _POINTS
+        self._steps = np.diff(self._times, prepend=0.0)
+        self._fold = self._folding()
 
     def _sums(self, pmf: Array) -> Array:
         """Return C[k, j]: probability that k gaps fit into j + 1 bins less half a bin."""
@@ -66,29 +85,52 @@ class Outlook:
             term = np.convolve(term, pmf)[:_BINS]
         return out
 
+    def alive(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:
+        """Return the probability that each session comes back within the grid; cheap."""
+        end = np.array([float(self._row(session)[END]) for session in sessions])
+        return np.asarray(self._returns(sessions, trust, end, now).sum(1))
+
     def _row(self, session: Session) -> Array:
-        key = (session.before, session.agent, session.certain)
-        row = self._rows.get(key)
-        if row is None:
-            row = self._transitions.row(*key)[: len(self._matrix) + 1]  # agents new since then
-            self._rows[key] = row
-        return row
+        row = self._transitions.row(session.before, session.agent, session.certain)
+        n = self.size + 1
+        if len(row) < n:  # as old as that
+            row = np.concatenate((row, np.zeros(n - len(row))))
+        return row[:n]
 
     def uses(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:
-        """Return q[s, symbol - 1]: probability that session s uses the agent in time."""
+        """Return q[s, symbol - 1, point]: probability that session s uses the agent by then."""
         first = np.stack([self._row(session) for session in sessions])
         end, step = first[:, END], first[:, 1:]
         step = step / np.maximum(1.0 - end, 1e-9)[:, None]
         returns = self._returns(sessions, trust, end, now)
-        # probability that the (k+1)-th use happens in time
-        reach = returns @ self._later[:, ::-1].T
-        unused = np.ones_like(step)
+        reach = _product(returns, self._fold.reshape(_BINS, -1))
+        reach = reach.reshape(len(sessions), _STEPS, len(_POINTS))
+        unused = np.ones((*step.shape, len(_POINTS)))
         for k in range(_STEPS):
-            if reach[:, k].max(initial=0.0) < _NEGLIGIBLE:
+            if reach[:, k, -1].max(initial=0.0) < _NEGLIGIBLE:
                 break
-            unused *= 1.0 - np.minimum(step * reach[:, k : k + 1], 0.999999)
-            step = step @ self._matrix
+            unused *= 1.0 - np.minimum(step[:, :, None] * reach[:, None, k, :], 0.999999)
+            step = _product(step, self._matrix)
         return np.asarray(1.0 - unused)
+
+    def _folding(self) -> Array:
+        """Return W[b, k, point]: chance of the (k+1)-th use by then, given a return in bin b."""
+        fold = np.zeros((_BINS, _STEPS, len(_POINTS)))
+        for at, point in enumerate(_POINTS.tolist()):
+            fold[:point, :, at] = self._later[:, :point][:, ::-1].T
+        return fold
+
+    def density(self, q: Array) -> Array:
+        """
+        Return the greatest hit density of blocks that are used by each point with chance *q*.
+
+        It is the chance of a hit over the time that the blocks are kept for it, at the best moment
+        to give up (least hit density, NSDI'18; Gittins' index): for a known time of the next use it
+        is its reciprocal, which is the optimal order.
+        """
+        before = np.concatenate((np.zeros((*q.shape[:-1], 1)), q[..., :-1]), axis=-1)
+        kept = np.cumsum((1.0 - 0.5 * (q + before)) * self._steps, axis=-1)
+        return np.asarray((q / np.maximum(kept, 1e-9)).max(axis=-1))
 
     def _returns(
         self, sessions: Sequence[Session], trust: Sequence[HintTrust], end: Array, now: float

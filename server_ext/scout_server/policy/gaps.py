@@ -6,13 +6,14 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GapModel", "HintTrust"]
+__all__ = ["EDGES", "GapModel", "HintTrust", "normal_cdf"]
 
 Array = npt.NDArray[np.float64]
 
 _LOW, _HIGH, _BINS = 0.01, 1e5, 96
 _STEP = math.log(_HIGH / _LOW) / _BINS
-_EDGES = _LOW * np.exp(_STEP * np.arange(_BINS + 1))
+EDGES = _LOW * np.exp(_STEP * np.arange(_BINS + 1))
+"""Bounds of the bins of every gap distribution, in seconds."""
 _ERF_STEP = 0.01
 _ERF = np.array([0.5 * (1 + math.erf(x * _ERF_STEP / math.sqrt(2))) for x in range(-800, 801)])
 
@@ -118,7 +119,7 @@ class GapModel:
 
     def _global(self) -> Array:
         if self._pmf is None or self._all.dirty > 16:
-            z = (np.log(_EDGES) - self._mean) / self.log_deviation
+            z = (np.log(EDGES) - self._mean) / self.log_deviation
             cdf = normal_cdf(z)
             cdf[0], cdf[-1] = 0.0, 1.0
             prior = np.diff(cdf)

@@ -154,9 +154,38 @@ class RetentionOrder:
         return self._walk_after(block)
 
     def extend(self, blocks: Iterable[int], group: int) -> None:
-        """Append every block of *blocks* in turn."""
+        """Append every block of *blocks* in turn, faster than one by one."""
+        sentinel = self._sentinel.get(group)
+        nxt, prv, gnext, gprev = self._next, self._prev, self._gnext, self._gprev
+        at, end = self._at, self.capacity
+        last = prv[end]
+        count = 0
+        glast = -1 if sentinel is None else gprev[sentinel]
         for block in blocks:
-            self.append(block, group)
+            if at[block] != _NOT_FREE:
+                break
+            if sentinel is None:
+                sentinel = self._open(group)
+                glast = gprev[sentinel]
+            nxt[last] = block
+            prv[block] = last
+            gnext[glast] = block
+            gprev[block] = glast
+            at[block] = sentinel
+            last = glast = block
+            count += 1
+        else:
+            block = -1
+        if count:
+            assert sentinel is not None
+            nxt[last] = end
+            prv[end] = last
+            gnext[glast] = sentinel
+            gprev[sentinel] = glast
+            self._sizes[sentinel] += count
+            self._free += count
+        if block >= 0:
+            raise ValueError(f"block {block} is already free")
 
     def discard_all(self, blocks: Iterable[int]) -> None:
         """Take out every block of *blocks*; those that are not free are passed over."""

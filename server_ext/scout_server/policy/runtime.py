@@ -53,7 +53,7 @@ class PolicySettings:
     """Follow our order only while it beats LRU in shadow; off: follow it always."""
     duel_half_life: Annotated[float, Ge(1)] = 60.0
     """Requests after which a shadow hit counts half."""
-    rescore_share: Annotated[float, Ge(0), Le(1)] = 1 / 48
+    rescore_share: Annotated[float, Ge(0), Le(1)] = 1 / 12
     """Scores are renewed after this share of the cache's turnover time."""
 
 
@@ -101,7 +101,7 @@ class PolicyCore:
         """Learn from a request's arrival; return whom it was taken for."""
         if not self._enabled:
             return Assignment(agent=None, session=None, from_hint=False)
-        tenant = self._tenant(facts.tenant)
+        tenant = self.tenant(facts.tenant)
         hints = facts.hints if self.settings.hints else None
         blocks = facts.block_hashes
         session, agent, hinted = self._identify(tenant, hints, blocks)
@@ -174,7 +174,7 @@ class PolicyCore:
             session.phase = Phase.GAP
             session.since = now
             names = "+".join(sorted({name for name, _ in facts.tools}))[:64]
-            session.kind = f"{facts.finish.value}:{names}"
+            session.kind = request.agent.kind = f"{facts.finish.value}:{names}"
             seconds = [s for _, s in facts.tools if s is not None and math.isfinite(s) and s >= 0]
             if seconds:
                 session.promise = Promise(said=now, back=now + max(seconds))
@@ -186,7 +186,7 @@ class PolicyCore:
         """Learn from the side channel; unknown sessions are remembered within bounds."""
         if not self.settings.hints:
             return
-        owner = self._tenant(tenant)
+        owner = self.tenant(tenant)
         session = owner.sessions.named(event.session, hinted=True)
         if event.tool is not None:
             self._tool(session, event.tool, max(0.0, event.age_s), now)
@@ -276,7 +276,8 @@ class PolicyCore:
 
     # ---- identity --------------------------------------------------------------------------
 
-    def _tenant(self, name: str) -> Tenant:
+    def tenant(self, name: str) -> Tenant:
+        """Return what is learnt about tenant *name*, made when new."""
         tenant = self._tenants.get(name)
         if tenant is not None:
             self._tenants.move_to_end(name)

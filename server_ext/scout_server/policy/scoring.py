@@ -12,7 +12,11 @@ from scout_server.policy.tenant import Tenant
 
 __all__ = ["Scoring"]
 
-_MAX_LIVE = 512  # sessions scored in full: the most recent ones
+_MAX_LIVE = 512  # sessions scored at all: the most recent ones
+_MAX_PROBES = 64  # agents, the most recent ones, whose typical session is scored
+_CELLS = 16384  # sessions x agents scored in full; other sessions are scored by their agent's
+_MIN_EXACT = 16
+_SECONDS_PER_CELL = 5e-5  # keeps scoring below about a fiftieth of the time
 _HORIZON_S = (0.25, 3600.0)
 _WINDOWS = 8
 _SUPERSEDED = 0.1
@@ -29,22 +33,29 @@ class Scoring:
 
     def __init__(self, order: RetentionOrder, *, rescore_share: float) -> None:
         self._order = order
+        self.capacity = order.capacity
+        """Blocks that turn over; less than the pool where some never hold anything reusable."""
         self._share = rescore_share
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=_WINDOWS + 1)
         self._renewed: float | None = None
         self._outlooks: dict[str, Outlook] = {}
+        self._typical: dict[tuple[str, int], list[float]] = {}
         self.horizon = 60.0
         self.renewals = 0
+        self._cells = 0
 
     def renew(self, tenants: Iterable[Tenant], now: float) -> bool:
         """Score everything anew if it is time; return whether it was."""
-        if self._renewed is not None and now - self._renewed < self._share * self.horizon:
+        pause = max(self._share * self.horizon, self._cells * _SECONDS_PER_CELL)
+        if self._renewed is not None and now - self._renewed < pause:
             return False
+        self._cells = 0
         self._renewed = now
         self.renewals += 1
         tenants = list(tenants)
         starts = self._measure(now, sum(tenant.started for tenant in tenants))
         scores: dict[int, float] = {}
+        self._typical.clear()
         share = starts / max(1, sum(tenant.started for tenant in tenants))
         for tenant in tenants:
             self._tenant(tenant, now, share * tenant.started, scores)
@@ -53,15 +64,23 @@ class Scoring:
 
     def touched(self, tenant: Tenant, session: Session, now: float) -> None:
         """Score the chains of *session* anew: something happened to it."""
-        outlook = self._outlooks.get(tenant.name)
-        if outlook is None or not session.chains:
+        if not session.chains:
             return
+        put = self._order.set_score
         if session.phase == Phase.ENDED:
             for chain in session.chains.values():
-                self._order.set_score(chain.group, 0.0)
+                put(chain.group, 0.0)
             return
-        row = outlook.uses([session], [tenant.trust(session.agent)], now)[0]
-        self._chains(session, row, self._order.set_score)
+        outlook = self._outlooks.get(tenant.name)
+        if outlook is None:
+            return
+        if session.promise is not None or session.ended_said:
+            q = outlook.uses([session], [tenant.trust(session.agent)], now)[0]
+            self._chains(session, outlook.density(q).tolist(), put)
+        else:
+            row = self._typical.get((tenant.name, session.agent))
+            if row is not None:
+                self._chains(session, row, put)
 
     def _measure(self, now: float, started: int) -> float:
         """Update the horizon; return how many sessions start per second."""
@@ -72,10 +91,10 @@ class Scoring:
         first = marks[0]
         seconds = max(now - first[0], 1e-3)
         if popped > first[1]:
-            horizon = self._order.capacity * seconds / (popped - first[1])
+            horizon = self.capacity * seconds / (popped - first[1])
             self.horizon = min(max(horizon, _HORIZON_S[0]), _HORIZON_S[1])
         rate = (started - first[2]) / seconds
-        if popped - marks[-1][1] >= self._order.capacity / _WINDOWS:
+        if popped - marks[-1][1] >= self.capacity / _WINDOWS:
             marks.append((now, popped, started))
         return rate
 
@@ -85,22 +104,53 @@ class Scoring:
             tenant.transitions, tenant.gaps, horizon=self.horizon, starts_per_s=starts
         )
         self._outlooks[tenant.name] = outlook
+        agents = sorted(
+            (agent for agent in tenant.agents if agent.symbol <= outlook.size),
+            key=lambda agent: -agent.last_used,
+        )[:_MAX_PROBES]
+        # one more session per agent, that has just gone from it, stands for many
+        probes = [
+            Session(key="", hinted=False, agent=agent.symbol, since=now, kind=agent.kind)
+            for agent in agents
+        ]
+        exact = max(_MIN_EXACT, _CELLS // max(1, outlook.size) - len(probes))
         live = list(tenant.live.values())[-_MAX_LIVE:]
-        unused = -outlook.newcomers.copy()
-        if live:
-            q = outlook.uses(live, [tenant.trust(session.agent) for session in live], now)
-            unused += np.log1p(-np.minimum(q, 0.999999)).sum(0)
-            rows = q.tolist()
-            for session, row in zip(live, rows, strict=True):
+        live, rest = live[-exact:], live[:-exact]
+        every = live + probes
+        self._cells += len(every) * outlook.size
+        unused = -outlook.newcomers
+        if every:
+            q = outlook.uses(every, [tenant.trust(session.agent) for session in every], now)
+            left = np.log1p(-np.minimum(q, 0.999999))
+            unused = unused + left[: len(live)].sum(0)
+            rows = outlook.density(q)
+            for session, row in zip(live, rows.tolist(), strict=False):
                 self._chains(session, row, scores.__setitem__)
+            typical = {agent.symbol: len(live) + at for at, agent in enumerate(agents)}
+            for symbol, at in typical.items():
+                self._typical[(tenant.name, symbol)] = rows[at].tolist()
+            rest = [session for session in rest if session.agent in typical]
+        if rest:
+            alive = outlook.alive(
+                rest + probes, [tenant.trust(session.agent) for session in rest + probes], now
+            )
+            back = dict(zip(typical, alive[len(rest) :].tolist(), strict=True))
+            weights = np.zeros(len(every))
+            for session, chance in zip(rest, alive.tolist(), strict=False):
+                at = typical[session.agent]
+                weight = min(1.0, chance / max(back[session.agent], 1e-9))
+                weights[at] += weight
+                self._chains(session, (rows[at] * weight).tolist(), scores.__setitem__)
+            unused = unused + np.einsum("s,sap->ap", weights, left)
+        densities = outlook.density(1.0 - np.exp(unused)).tolist()
         for agent in tenant.agents:
-            used = 1.0
-            if agent.symbol <= len(unused):
-                used = float(np.exp(unused[agent.symbol - 1]))
+            if agent.symbol > len(densities):
+                continue
+            score = densities[agent.symbol - 1]
             for _, group in tenant.agents.segments(agent):
-                scores[group] = 1.0 - (1.0 - scores.get(group, 0.0)) * used
+                scores[group] = scores.get(group, 0.0) + score
             for group in agent.old_groups:
-                scores[group] = max(scores.get(group, 0.0), 0.5 * (1.0 - used))
+                scores[group] = max(scores.get(group, 0.0), 0.5 * score)
 
     @staticmethod
     def _chains(session: Session, row, put) -> None:  # type: ignore[no-untyped-def]

@@ -15,6 +15,7 @@ END = 0
 _EMPTY = 0xFFFF
 _CERTAIN = 4.0  # pseudo-counts of an edge that the graph says is certain
 _NEW = 0.3  # pseudo-count of a symbol that was never seen, in order 0
+_STALE = 32  # observations after which every row is computed anew
 _FAST, _SLOW = 0.25, 0.06  # how fast predictability falls, and how fast it rises
 
 Row = npt.NDArray[np.float64]
@@ -56,6 +57,7 @@ class Transitions:
             self._buckets *= 2
         self._slots = array("H", [_EMPTY]) * self._buckets
         self._clock = 0
+        self._rows: dict[tuple[int, int, tuple[int, ...]], Row] = {}
         self.version = 0
         """Changes whenever a prediction may have."""
         self.used = 0
@@ -78,8 +80,16 @@ class Transitions:
         if now != END:
             self._add(self._pair(before, now), then, weight)
         self._zero[then] += weight
-        self.version += 1
+        self._changed(now)
         return loss
+
+    def _changed(self, now: int) -> None:
+        self.version += 1
+        if self.version % _STALE == 0:
+            self._rows.clear()
+        else:
+            for key in [key for key in self._rows if key[1] == now]:
+                del self._rows[key]
 
     def _surprise(self, loss: float) -> None:
         known = sum(1 for count in self._zero[: self.used + 1] if count > 0)
@@ -119,7 +129,7 @@ class Transitions:
                 self._count[at] -= 1.0
                 self._total[now] -= 1.0
                 self._zero[then] = max(0.0, self._zero[then] - 1.0)
-                self.version += 1
+                self._changed(now)
                 return
 
     def forget(self, symbol: int) -> None:
@@ -135,6 +145,7 @@ class Transitions:
             packed = self._context[slot]
             if packed and symbol in ((packed - 1) // (self.symbols + 1), self._now(packed)):
                 self._clear(self.symbols + 1 + slot)
+        self._rows.clear()
         self.version += 1
 
     def _clear(self, row: int) -> None:
@@ -220,8 +231,15 @@ class Transitions:
         Return the distribution of what comes next, END first, length used + 1.
 
         *certain* are the only successors that the caller's graph allows here; they are a strong
-        prior, not a law.
+        prior, not a law. The row may be a few observations of other contexts old.
         """
+        key = (before, now, tuple(certain))
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = self._row(before, now, certain)
+        return row
+
+    def _row(self, before: int, now: int, certain: Sequence[int]) -> Row:
         zero = np.asarray(self._zero[: self.used + 1], dtype=np.float64)
         p = (zero + _NEW) / (zero.sum() + _NEW * len(zero))
         p = self._up(p, self._orders(before, now))
@@ -304,4 +322,5 @@ class Transitions:
         self._clock = int(str(state["clock"]))
         self._loss = float(str(state["loss"]))
         self._rebuild()
+        self._rows.clear()
         self.version += 1
