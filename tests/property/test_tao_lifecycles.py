@@ -62,7 +62,11 @@ class Lifecycles(RuleBasedStateMachine):
             prefix_tokens=500 if shared else 0,
         )
         assert self.tao.submit(turn, now=self.now)
-        self.held.add(key)
+        placement = self.tao.resume(key, now=self.now)
+        if placement is None:
+            self.held.add(key)
+        else:
+            self.running[key] = placement.node
 
     @rule(seconds=st.floats(0, 15))
     def wait(self, seconds: float) -> None:

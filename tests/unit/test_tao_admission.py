@@ -187,9 +187,9 @@ def test_the_plan_does_not_depend_on_the_order_of_its_inputs() -> None:
 def test_held_too_long_goes_first() -> None:
     """An aged request is placed before more valuable ones."""
     answer = plan(
-        [wants("old", 4096, arrived=0.0), wants("hot", 4096, arrived=50.0, credits={"n": 4000})],
+        [wants("old", 4096, arrived=0.0), wants("hot", 4096, arrived=110.0, credits={"n": 4000})],
         [has("n", tokens=4096)],
-        now=60.0,
+        now=120.0,
     )
     assert where(answer) == {"old": "n"}
 
@@ -197,8 +197,8 @@ def test_held_too_long_goes_first() -> None:
 def test_a_node_is_kept_free_for_a_request_held_too_long() -> None:
     """While the aged request does not fit, no younger one takes the room that it waits for."""
     half = Room(node="n", tokens=2048, slots=8, capacity=4096, running=1)
-    pool = [wants("old", 4096, arrived=0.0), wants("new", 1024, arrived=59.0)]
-    answer = plan(pool, [half], now=60.0)
+    pool = [wants("old", 4096, arrived=0.0), wants("new", 1024, arrived=119.0)]
+    answer = plan(pool, [half], now=120.0)
     assert (where(answer), answer.reserved) == ({}, {"old": "n"})
 
 
@@ -208,7 +208,7 @@ def test_a_reservation_stays_on_its_node() -> None:
         Room(node="a", tokens=2048, slots=8, capacity=4096, running=1),
         Room(node="b", tokens=3072, slots=8, capacity=4096, running=1),
     ]
-    answer = plan([wants("old", 4096)], rooms, now=60.0, reserved={"old": "a"})
+    answer = plan([wants("old", 4096)], rooms, now=120.0, reserved={"old": "a"})
     assert answer.reserved == {"old": "a"}
 
 

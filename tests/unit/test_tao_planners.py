@@ -147,3 +147,15 @@ def test_unknown_names_list_the_known_ones() -> None:
         evaluator("magic")
     with pytest.raises(ConfigError, match="credit, readiness, footprint"):
         TaoValue(("credit", "luck"))
+
+
+@pytest.mark.parametrize("name", sorted(planners()))
+def test_planners_take_an_empty_problem(name: str) -> None:
+    """Without any node, or any session, a planner places nobody."""
+    for candidates, rooms in (
+        ([], []),
+        ([Candidate(key="a", session="a", footprint=1)], []),
+        ([], [Room(node="n", tokens=9, slots=1)]),
+    ):
+        problem, _ = discretise(candidates, rooms, TaoValue(), quantum=1)
+        assert planner(name).solve(problem).nodes == (-1,) * len(candidates)

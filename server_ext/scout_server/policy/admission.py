@@ -18,7 +18,7 @@ class AdmissionSettings:
 
     quantum_tokens: Annotated[int, Ge(1)] = 1024
     """Room is planned in pieces of this size; the loss from rounding is in every plan."""
-    max_hold_s: Annotated[float, Gt(0)] = 60.0
+    max_hold_s: Annotated[float, Gt(0)] = 120.0
     """
     A request held longer goes to the front, oldest first, and a node is kept free for it.
 

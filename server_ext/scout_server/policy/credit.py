@@ -16,6 +16,9 @@ class CreditSettings:
     """Credit halves in this time; infinity switches decay off."""
     floor_share: Annotated[float, Interval(ge=0, le=1)] = 1 / 64
     """Credit below this share of what it began with counts as none."""
+    trust_computed: bool = True
+    """A node that reports cached tokens holds what it has just computed; off: only what it
+    reported."""
     rate_weight: Annotated[float, Interval(gt=0, le=1)] = 0.1
     """Weight of the latest response in a node's cache rate."""
 
@@ -54,17 +57,25 @@ class CacheRate:
 
 
 def initial_credit(
-    *, held_tokens: int | None, cached_tokens: int | None, tokens: int, rate: float | None
+    *,
+    held_tokens: int | None,
+    cached_tokens: int | None,
+    tokens: int,
+    rate: float | None,
+    caches: bool = False,
 ) -> int:
     """
     Return k0, the tokens a node holds for a session at the end of a turn.
 
     *held_tokens* is what the engine itself says it holds (its extension or KV events);
     *cached_tokens* what the response said it found; *tokens* what the turn left behind (prompt and
-    output); *rate* the node's cache rate. Without any evidence: 0.
+    output); *rate* the node's cache rate; *caches* that the node was seen to find such tokens
+    again, so that it holds what it has just computed. Without any evidence: 0.
     """
     if held_tokens is not None and held_tokens > 0:
         return held_tokens
+    if caches and cached_tokens is not None:
+        return tokens
     if cached_tokens is not None and cached_tokens > 0:
         return cached_tokens
     if rate is not None and rate > 0:

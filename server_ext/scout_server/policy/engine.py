@@ -24,7 +24,9 @@ class TaoSettings:
     """Settings of TAO; the same in the gateway, on Ray and in the simulator."""
 
     evaluator: str = "tao"
+    """Name of the evaluator, which values a session on a node."""
     planner: str = "dp"
+    """Name of the planner, which chooses who is admitted where."""
     objective: EvaluatorSettings = field(default_factory=EvaluatorSettings)
     search: PlannerSettings = field(default_factory=PlannerSettings)
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
@@ -35,6 +37,8 @@ class TaoSettings:
     """Off: every session in a gap counts as not ready (an ablation)."""
     origin_share: Annotated[float, Interval(ge=0, le=1)] = 0.25
     """A session waits for its origin while its credit there is at least this share of its size."""
+    joint_s: Annotated[float, Ge(0)] = 2.0
+    """Rooms kept for gaps are weighed against the queue this often; between, they stand."""
     max_waiting: Annotated[int, Ge(1)] = 4096
     """Requests held at the same time; more are refused."""
 
@@ -68,6 +72,8 @@ class Snapshot:
     rooms: tuple[Room, ...]
     reserved: tuple[tuple[str, str], ...]
     settings: TaoSettings
+    kept: tuple[Placement, ...] = ()
+    """Rooms of gaps that stand, whatever is decided; they are not in *rooms*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +89,14 @@ class Applied:
 class _Waiting:
     turn: Turn
     arrived: float
+    kept: bool = False
+    """Its session kept its room when the request came."""
 
 
 def make_plan(snapshot: Snapshot) -> Plan:
     """Return the decision for a snapshot; pure, for a worker thread or process."""
     settings = snapshot.settings
-    return decide(
+    plan = decide(
         snapshot.candidates,
         snapshot.rooms,
         evaluator=evaluator(settings.evaluator, settings.objective),
@@ -97,6 +105,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
         reserved=dict(snapshot.reserved),
         now=snapshot.now,
     )
+    return replace(plan, kept=plan.kept + snapshot.kept) if snapshot.kept else plan
 
 
 class TaoEngine:
@@ -114,6 +123,8 @@ class TaoEngine:
         self.readiness = Readiness(self.settings.readiness)
         self.waiting: OrderedDict[str, _Waiting] = OrderedDict()
         self.reserved: dict[str, str] = {}
+        self._joint = 0.0
+        """When kept rooms are weighed again."""
         self.changed = False
         """True when something happened since the last snapshot that may let a request in."""
 
@@ -154,7 +165,8 @@ class TaoEngine:
         arrived = now if old is None else old.arrived
         if old is None and booking is not None:
             arrived = booking.since  # a retry is not sent to the end of the queue
-        self.waiting[turn.key] = _Waiting(turn, arrived)
+        kept = session.state is SessionState.TOOL and old is None and booking is None
+        self.waiting[turn.key] = _Waiting(turn, arrived, kept)
         session.waiting.add(turn.key)
         self.ledger.settle(session)
         hints = turn.hints
@@ -238,26 +250,36 @@ class TaoEngine:
     # ---- decisions -------------------------------------------------------------------------
 
     def snapshot(self, *, now: float) -> Snapshot | None:
-        """Return what a decision needs, None when nothing waits; and forget that it changed."""
+        """Return what a decision needs, None when nothing could be let in; forget the change."""
         self.changed = False
-        if not self.waiting:
+        rooms = self._rooms()
+        if not self._any_fits(rooms):
             return None
-        most = self.settings.admission.max_pool
-        held = sorted(self.waiting.values(), key=lambda w: (w.arrived, w.turn.key))[:most]
-        candidates = [self._waiting(w, now=now) for w in held]
         gaps = [
             gap
             for session in self.ledger.sessions.values()
             if (gap := self._gap(session, now=now)) is not None
         ]
+        kept: tuple[Placement, ...] = ()
+        if now < self._joint and all(room.running for room in rooms):
+            rooms, kept = self._without(rooms, gaps)
+            gaps = []
+            if not self._any_fits(rooms):
+                return None
+        else:
+            self._joint = now + self.settings.joint_s
+        most = self.settings.admission.max_pool
+        held = sorted(self.waiting.values(), key=lambda w: (w.arrived, w.turn.key))[:most]
+        candidates = [self._waiting(w, now=now) for w in held]
         gaps.sort(key=lambda c: (-max(c.credits.values()), c.key))
         candidates += gaps[: most - len(candidates)]
         return Snapshot(
             now=now,
             candidates=tuple(candidates),
-            rooms=tuple(self._rooms()),
+            rooms=tuple(rooms),
             reserved=tuple(sorted(self.reserved.items())),
             settings=self.settings,
+            kept=kept,
         )
 
     def apply(self, plan: Plan, *, now: float) -> Applied:
@@ -271,16 +293,7 @@ class TaoEngine:
                 continue
             turn = self.waiting.pop(placement.key).turn
             self.reserved.pop(placement.key, None)
-            session = self.ledger.session((turn.tenant, turn.session), now=now)
-            self.ledger.book(
-                turn.key,
-                session,
-                placement.node,
-                tokens=max(1, turn.tokens - turn.prefix_tokens),
-                prefix=turn.prefix,
-                prefix_tokens=turn.prefix_tokens,
-                now=now,
-            )
+            self._book(turn, placement.node, now=now)
             placements.append(placement)
         kept = {p.key for p in plan.kept}
         for session in self.ledger.sessions.values():
@@ -292,6 +305,40 @@ class TaoEngine:
         if dropped:
             self.changed = True
         return Applied(placements=tuple(placements), dropped=tuple(dropped))
+
+    def resume(self, key: str, *, now: float) -> Placement | None:
+        """
+        Start a request at once whose session kept its room; None: it waits for a decision.
+
+        Its room was part of the last decision, so no new one is needed to give it back.
+        """
+        held = self.waiting.get(key)
+        if held is None or not held.kept:
+            return None
+        held.kept = False
+        turn = held.turn
+        session = self.ledger.sessions[turn.tenant, turn.session]
+        origin = session.origin
+        k = 0 if origin is None else self.ledger.credits(session, now=now).get(origin, 0)
+        if origin is None or k <= 0 or origin in self.reserved.values() or origin in turn.avoid:
+            return None
+        node = self.ledger.nodes[origin]
+        if turn.nodes is not None and origin not in turn.nodes:
+            return None
+        tokens, requests = self.ledger.used(origin)
+        rooms = sum(
+            self.ledger.credits(other, now=now).get(origin, 0)
+            for other in self.ledger.sessions.values()
+            if other.state is SessionState.TOOL and other.origin == origin
+        )
+        pressed = node.pressed and requests > 0
+        if node.draining or pressed or requests >= node.slots:
+            return None
+        if tokens + rooms + turn.tokens > node.capacity:
+            return None
+        del self.waiting[key]
+        self._book(turn, origin, now=now)
+        return Placement(key=key, session=turn.session, node=origin, credit=k)
 
     def step(self, *, now: float) -> Applied:
         """Decide and apply at once, for drivers without a worker."""
@@ -340,6 +387,7 @@ class TaoEngine:
         return Candidate(
             key=turn.key,
             session=turn.session,
+            tenant=turn.tenant,
             footprint=max(1, turn.tokens - turn.prefix_tokens),
             prefix=turn.prefix,
             prefix_tokens=turn.prefix_tokens,
@@ -371,6 +419,7 @@ class TaoEngine:
         return Candidate(
             key=_gap_key(session),
             session=name,
+            tenant=tenant,
             footprint=k,
             waiting=False,
             ready=ready,
@@ -407,6 +456,47 @@ class TaoEngine:
                 )
             )
         return rooms
+
+    def _book(self, turn: Turn, node: str, *, now: float) -> None:
+        self.ledger.book(
+            turn.key,
+            self.ledger.session((turn.tenant, turn.session), now=now),
+            node,
+            tokens=max(1, turn.tokens - turn.prefix_tokens),
+            prefix=turn.prefix,
+            prefix_tokens=turn.prefix_tokens,
+            now=now,
+        )
+
+    def _any_fits(self, rooms: Sequence[Room]) -> bool:
+        """Whether any waiting request fits any node as it is now; cheap, and never wrongly no."""
+        open_rooms = [room for room in rooms if room.slots > 0 and room.tokens > 0]
+        if not open_rooms:
+            return False
+        most = max(room.tokens for room in open_rooms)
+        whole = any(room.tokens >= room.capacity for room in open_rooms)
+        return any(
+            whole or held.turn.tokens - held.turn.prefix_tokens <= most
+            for held in self.waiting.values()
+        )
+
+    def _without(
+        self, rooms: Sequence[Room], gaps: Sequence[Candidate]
+    ) -> tuple[list[Room], tuple[Placement, ...]]:
+        """Return what is left of *rooms* beside the kept rooms of *gaps*, and those."""
+        taken: dict[str, int] = {}
+        kept: list[Placement] = []
+        for gap in gaps:
+            session = self.ledger.sessions.get((gap.tenant, gap.session))
+            if session is None or session.state is not SessionState.TOOL:
+                continue
+            (node,) = gap.credits
+            taken[node] = taken.get(node, 0) + gap.footprint
+            kept.append(
+                Placement(key=gap.key, session=gap.session, node=node, credit=gap.footprint)
+            )
+        left = [replace(r, tokens=max(0, r.tokens - taken.get(r.node, 0))) for r in rooms]
+        return left, tuple(kept)
 
     def _objection(self, placement: Placement) -> str | None:
         """Return why a placement is void by now; None: it stands."""

@@ -35,6 +35,7 @@ class LedgerSettings:
     session_s: Annotated[float, Gt(0)] = 1800.0
     """A session without requests is forgotten after this time, final message or not."""
     max_sessions: Annotated[int, Ge(1)] = 16384
+    """Sessions remembered; the one heard of longest ago is forgotten first."""
 
 
 @dataclass(slots=True)
@@ -276,6 +277,7 @@ class Ledger:
             cached_tokens=cached_tokens,
             tokens=tokens,
             rate=node.rate.value,
+            caches=self.credit_settings.trust_computed and bool(node.rate.value),
         )
         session.residues[booking.node] = Residue(k0, now)
         return booking

@@ -19,6 +19,7 @@ class Candidate:
     key: str
     """Unique among candidates: the request that waits, or the session in its gap."""
     session: str
+    tenant: str = ""
     footprint: int
     """Tokens it pins when admitted, the shared prefix not counted."""
     prefix: str | None = None

@@ -98,7 +98,7 @@ class _Fill:
 
 def _best_values(problem: Problem) -> list[int]:
     masked = np.where(problem.need >= 0, problem.value, np.iinfo(np.int64).min)
-    best: list[int] = masked.max(axis=1).tolist()
+    best: list[int] = masked.max(axis=1, initial=np.iinfo(np.int64).min).tolist()
     return best
 
 
@@ -137,7 +137,7 @@ class BestFitDecreasing:
 
     def solve(self, problem: Problem) -> Solution:
         """Return the best-fit-decreasing assignment."""
-        need = (problem.need + problem.extra).max(axis=1).tolist()
+        need = (problem.need + problem.extra).max(axis=1, initial=-1).tolist()
         order = sorted(range(len(need)), key=lambda s: (-need[s], int(problem.order[s]), s))
         nodes = _Fill(problem).by_fit(order)
         return Solution(nodes=tuple(nodes), exact=False, method=self.name, states=len(nodes))

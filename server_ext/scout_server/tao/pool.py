@@ -107,6 +107,10 @@ class Pool:
         now = self.clock()
         if not self.engine.submit(turn, now=now):
             raise PoolFullError
+        placement = self.engine.resume(turn.key, now=now)
+        if placement is not None:  # its session kept its room
+            self.meters.hold.observe(0.0)
+            return placement.node
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._placed[turn.key] = future
         self._kick.set()
