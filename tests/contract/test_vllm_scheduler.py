@@ -237,3 +237,56 @@ def test_preempted_requests_lose_their_blocks_last(lab: Any, runner: Any) -> Non
     driver.drain()
     assert ours.scout._held == {}
     assert ours.scout.state()["finishes"] == {"length": 5, "preempted": 1}
+
+
+def test_an_unsupported_vllm_runs_stock(
+    lab: Any, runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a vLLM outside of the range the scheduler says so, and plans like the stock one."""
+    from scout_server.vllm import _compat
+    from scout_server.vllm.utility import answer
+
+    cls = scout()
+    _compat.problems.cache_clear()
+    monkeypatch.setattr(_compat.metadata, "version", lambda name: "0.31.4")
+    try:
+        ours = lab.scheduler(cls, blocks=50)
+    finally:
+        monkeypatch.undo()
+        _compat.problems.cache_clear()
+    queue = ours.kv_cache_manager.block_pool.free_block_queue
+
+    assert ours.scout is None
+    assert type(queue).__module__.startswith("vllm")
+    said = answer(ours, "state", "")
+    assert "0.31.4" in said
+    assert "0.32.x" in said
+    ours.add_request(lab.request(ours, "r", list(range(5, 105))))
+    runner(ours).drain()
+    assert not ours.requests
+
+
+def test_a_wrong_configuration_is_an_error_at_start(lab: Any) -> None:
+    """Settings that are wrong stop the engine's start and are all named."""
+    from scout_sdk import ConfigError
+
+    with pytest.raises(ConfigError) as caught:
+        lab.scheduler(scout(), blocks=50, additional={"policy": {"max_agents": 0, "nonsense": 1}})
+    assert "policy.max_agents" in str(caught.value)
+    assert "policy.nonsense" in str(caught.value)
+
+
+def test_the_utility_answers_like_an_api_server_expects(lab: Any) -> None:
+    """State and events are JSON; an unknown operation names the known ones."""
+    import json
+
+    from scout_sdk import SessionEvent, _wire
+    from scout_server.vllm.utility import answer
+
+    ours = lab.scheduler(scout(), blocks=50, additional={})
+    body = _wire.encode_events([SessionEvent(session="s", final=True)]).decode()
+
+    assert json.loads(answer(ours, "events", f"tenant\n{body}")) == {"accepted": 1, "rejected": 0}
+    assert json.loads(answer(ours, "events", "tenant\nnonsense")) == {"accepted": 0, "rejected": 1}
+    assert json.loads(answer(ours, "state", ""))["events"] == {"accepted": 1, "rejected": 1}
+    assert "known: events, state" in answer(ours, "nonsense", "")
