@@ -56,7 +56,8 @@ class Bridge:
     ) -> None:
         self._pool = pool
         self._coordinator = coordinator
-        self._clock = clock
+        self.clock = clock
+        """Seconds on a clock that never goes back; a replay puts its own here."""
         stock = pool.free_block_queue
 
         def hand_back() -> None:
@@ -67,7 +68,7 @@ class Bridge:
             settings, capacity_blocks=len(pool.blocks), block_tokens=pool.hash_block_size
         )
         self.queue = RetentionQueue(
-            stock, pool.blocks, self.core.order, self.breaker, clock=self._clock
+            stock, pool.blocks, self.core.order, self.breaker, clock=lambda: self.clock()
         )
         self._cached: dict[str, int] = {}
         self._arrived: set[str] = set()
@@ -91,7 +92,7 @@ class Bridge:
                     prompt_tokens=request.num_prompt_tokens,
                     tenant=_tenant(request),
                 ),
-                now=self._clock(),
+                now=self.clock(),
             )
             self._arrived.add(request.request_id)
             self.arrivals[_origin(assignment)] += 1
@@ -110,7 +111,7 @@ class Bridge:
         if self.breaker.open:
             return
         try:
-            self.core.tick(now=self._clock())
+            self.core.tick(now=self.clock())
             if self._held:
                 self._hold()
         except Exception as error:
@@ -156,7 +157,7 @@ class Bridge:
                     output_tokens=request.num_output_tokens,
                     cached_tokens=cached,
                 ),
-                now=self._clock(),
+                now=self.clock(),
             )
         except Exception as error:
             self.breaker.trip("finish", error)
@@ -166,7 +167,7 @@ class Bridge:
         if self.breaker.open:
             return
         try:
-            self.core.event(event, tenant=tenant, now=self._clock())
+            self.core.event(event, tenant=tenant, now=self.clock())
             self.events["accepted"] += 1
         except Exception as error:
             self.breaker.trip("event", error)
@@ -207,7 +208,7 @@ class Bridge:
         if self.breaker.open:
             return {}
         try:
-            state = self.core.state(now=self._clock())
+            state = self.core.state(now=self.clock())
             return asdict(replace(state, agents=state.agents[:MAX_SHOWN_AGENTS]))
         except Exception as error:
             self.breaker.trip("state", error)
