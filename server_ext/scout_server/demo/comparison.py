@@ -85,13 +85,13 @@ PLANS: dict[str, Plan] = {
     "embedded": Plan(
         engine="embedded",
         kv_blocks=512,
-        mix=Mix(travel=8, coding=6, desk=16, concurrency=6),
+        mix=Mix(travel=6, coding=4, desk=12, concurrency=5),
         bounds=Bounds(hit_points=15.0, ttft_ratio=0.6),
     ),
     "vllm": Plan(
         engine="vllm",
-        kv_blocks=256,
-        mix=Mix(travel=3, coding=3, desk=6, concurrency=4),
+        kv_blocks=208,
+        mix=Mix(travel=2, coding=2, desk=5, concurrency=3),
         bounds=Bounds(hit_points=10.0, ttft_ratio=0.7),
         replayed=60,
     ),
