@@ -18,7 +18,7 @@ from scout_server.sim.prompts import PromptHasher, next_of_session
 from scout_server.sim.record import CellStats, Span
 from scout_server.sim.residency import chain_name
 from scout_server.sim.routing import Router
-from scout_server.sim.tiers import Tiers, Transfer
+from scout_server.sim.tiers import Tiers
 from scout_server.sim.tools import ToolSource
 from scout_server.sim.traces.records import Program
 from scout_server.sim.views import TurnView
@@ -55,7 +55,7 @@ class ArrivalSettings:
 
 
 # Kinds of events, in the order in which they happen at one instant.
-_FETCHED, _RELEASE, _ARRIVAL, _SAMPLE = range(4)
+_RELEASE, _ARRIVAL, _SAMPLE = range(3)
 
 
 class Sent:
@@ -110,8 +110,8 @@ class Cell:
     """
     Runs programs over replicas until all are done.
 
-    Event key: (time, kind, sequence); at one instant steps end first, then transfers, releases,
-    arrivals. One instance runs once.
+    Event key: (time, kind, sequence); at one instant steps end first, then turns are released, then
+    programs arrive. One instance runs once.
     """
 
     def __init__(
@@ -195,8 +195,6 @@ class Cell:
                     self._release(run, index, time)
             elif kind == _ARRIVAL:
                 self._arrive(cast(Program, what), time)
-            elif kind == _FETCHED:
-                self._fetched(*cast(tuple[Request, Sent, Transfer], what), time)
             else:
                 self._sample(time)
         if self.live:
@@ -331,16 +329,8 @@ class Cell:
             else:
                 moving = self._tiers.fetch(route.replica, view.prompt_hashes, now)
             if moving is not None:
-                run.paused += 1
-                self._push(moving.ready_at, _FETCHED, (request, sent, moving))
-                return
+                self._tiers.expect(request.request_id, moving)
         self._submit(request, sent, now)
-
-    def _fetched(self, request: Request, sent: Sent, transfer: Transfer, now: float) -> None:
-        sent.run.paused -= 1
-        assert self._tiers is not None
-        if self._submit(request, sent, now):
-            self._tiers.arrive(sent.replica, request, transfer, now)
 
     def _request(self, run: ProgramRun, index: int, hashes: Sequence[int], sent: Sent) -> Request:
         program = run.program

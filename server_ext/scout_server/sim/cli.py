@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from scout_sdk._errors import ConfigError, ScoutError
-from scout_server.report import Target, command_line, emit
+from scout_server.report import Target, command_line, emit, progress
 from scout_server.sim.consoles import wide_console
 from scout_server.sim.html import write_report
+from scout_server.sim.paper import EXPERIMENTS, Finding, run_experiment
 from scout_server.sim.record import CellRecord
 from scout_server.sim.scenario import Scenario, defaults_yaml, load_document, scenario_of
 from scout_server.sim.simulate import programs_of
@@ -291,3 +294,40 @@ def fit_tools_command(
     if out is not None:
         save_tools(out, fits)
     emit(wide_console(), command_line(), None, {"tools": rows}, (), json_output)
+
+
+@sim_app.command("paper")
+def paper_command(
+    only: Annotated[
+        str, typer.Option(help=f"Comma separated, of {', '.join(EXPERIMENTS)}; none: all.")
+    ] = "",
+    scale: Annotated[float, typer.Option(min=0.2, help="Times the number of programs.")] = 1.0,
+    jobs: Jobs = 0,
+    json_output: Json = False,
+) -> None:
+    """Run small versions of published findings; print what was found beside what was reported."""
+    names = [n.strip() for n in only.split(",") if n.strip()] or list(EXPERIMENTS)
+    unknown = [n for n in names if n not in EXPERIMENTS]
+    if unknown:
+        known = ", ".join(EXPERIMENTS)
+        raise _fail(ConfigError(f"unknown experiment {unknown[0]!r}; known: {known}"))
+    findings: list[Finding] = []
+    with progress(Console(stderr=True)) as bar:
+        task = bar.add_task("experiments", total=len(names))
+        with ProcessPoolExecutor(min(jobs or os.cpu_count() or 1, len(names))) as pool:
+            for found in pool.map(run_experiment, names, [scale] * len(names)):
+                findings.extend(found)
+                bar.advance(task)
+    rows = [
+        {
+            "statement": f.statement,
+            "reported": f.reported,
+            "found": f.found,
+            "shows": f.shows,
+            "note": f.note,
+        }
+        for f in findings
+    ]
+    shown = sum(f.shows for f in findings)
+    targets = [Target.at_least("findings that show here", float(shown), float(len(findings)))]
+    emit(wide_console(), command_line(), 1, {"findings": rows}, targets, json_output)

@@ -4,7 +4,7 @@ import heapq
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 from annotated_types import Ge, Gt
 
@@ -20,9 +20,10 @@ from scout_server.policy import (
     RequestFacts,
     Segment,
 )
+from scout_server.replica import BlockPool
 from scout_server.sim.oracle import Future
 
-__all__ = ["RESIDENCY", "ResidencySettings", "SessionCore", "make_core"]
+__all__ = ["RESIDENCY", "DiscardCore", "ResidencySettings", "SessionCore", "make_core"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +223,37 @@ class _Anchor:
         self.deadline = 0.0
 
 
-class _Discard(SessionCore):
-    """Gives up a session's blocks at the end of every turn: the evict-always baseline."""
+class DiscardCore(SessionCore):
+    """
+    Gives up a turn's own blocks when it ends: the evict-always baseline.
+
+    What several sessions share stays, in LRU order. Needs *pool* before the first request.
+    """
+
+    def __init__(self, *, capacity_blocks: int, block_tokens: int) -> None:
+        super().__init__(capacity_blocks=capacity_blocks, block_tokens=block_tokens)
+        self.pool: BlockPool | None = None
+        self._own: dict[str, Sequence[Hashable]] = {}
+
+    def segments(self, request_id: str, block_hashes: Sequence[Hashable]) -> list[Segment]:
+        """Return the owners, and remember what is the session's own."""
+        parts = super().segments(request_id, block_hashes)
+        if request_id in self._kept_requests:
+            start = parts[-2].end_block if len(parts) > 1 else 0
+            self._own[request_id] = block_hashes[start:]
+        return parts
+
+    def finish(self, facts: FinishFacts, *, now: float) -> None:
+        """Make the turn's own blocks unfindable, unless it was preempted."""
+        super().finish(facts, now=now)
+        own = self._own.pop(facts.request_id, ())
+        if facts.finish is Finish.PREEMPTED or self.pool is None:
+            return
+        pool = self.pool
+        for block_hash in own:
+            block = pool.find(cast(int, block_hash))
+            if block is not None and not pool.refs[block]:
+                pool.forget([block])
 
     def deadline(self, session: str, tool: str | None, tokens: int, now: float) -> float:
         """Return the past."""
@@ -438,7 +468,7 @@ def make_core(
     cost = _Cost(recompute=recompute, hold_per_s=recompute / turnover)
     size = {"capacity_blocks": capacity_blocks, "block_tokens": block_tokens}
     if name == "discard":
-        return _Discard(**size)
+        return DiscardCore(**size)
     if name == "keep":
         return _Keep(**size)
     if name == "static-ttl":

@@ -14,11 +14,11 @@ from scout_server.sim.hardware.specs import PoolSize, find_gpu, find_model, pool
 from scout_server.sim.oracle import Future
 from scout_server.sim.prompts import PromptHasher
 from scout_server.sim.record import CellRecord
-from scout_server.sim.residency import make_core
+from scout_server.sim.residency import DiscardCore, make_core
 from scout_server.sim.routing import MoveCosts, make_router
 from scout_server.sim.scenario import Scenario, plain
 from scout_server.sim.scheduling import ScheduledTurn, make_queue
-from scout_server.sim.tiers import Tiers
+from scout_server.sim.tiers import TierAdmission, Tiers
 from scout_server.sim.tools import FittedTools, ReplayTools, ToolSource, load_tools
 from scout_server.sim.traces import Program, TraceInfo, TraceReader
 from scout_server.sim.workload import generate, synthetic_info
@@ -143,10 +143,13 @@ def prepare(
                 latency,
                 kv_blocks=pool.blocks,
                 core=core,
+                admission=TierAdmission(tiers, index) if tiers is not None else None,
                 queue=make_queue(scenario.cell.scheduler, _turn_of),
                 on_evict=on_evict,
             )
         )
+        if isinstance(core, DiscardCore):
+            core.pool = replicas[-1].pool
     if tiers is not None:
         tiers.attach(replicas)
     costs = MoveCosts(

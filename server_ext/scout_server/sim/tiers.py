@@ -1,5 +1,6 @@
 """Memory beyond HBM: blocks that were evicted can come back, at the price of a transfer."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +9,10 @@ from typing import Annotated
 from annotated_types import Ge
 
 from scout_server.policy import UNOWNED, Segment
-from scout_server.replica import Replica, Request
+from scout_server.replica import Replica, Request, SchedulerView
 from scout_server.sim.hardware.specs import TierDevice, find_tier
 
-__all__ = ["Channel", "Tier", "TierSettings", "Tiers", "Transfer"]
+__all__ = ["Channel", "Tier", "TierAdmission", "TierSettings", "Tiers", "Transfer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +98,38 @@ class Transfer:
     """Blocks of the prompt before them."""
 
 
+class TierAdmission:
+    """Admission hook of one replica: a turn starts when its blocks have come from a tier."""
+
+    __slots__ = ("_index", "_tiers", "_until")
+
+    def __init__(self, tiers: "Tiers", index: int) -> None:
+        self._tiers = tiers
+        self._index = index
+        self._until = 0.0
+
+    def admit(self, request: Request, view: SchedulerView, now: float) -> bool:
+        """Return whether the blocks are there, and put them into the pool."""
+        ready = self._tiers.ready_at(request.request_id)
+        if ready > now:
+            self._until = ready
+            return False
+        self._tiers.arrive(self._index, request, now)
+        return True
+
+    def horizon(self, now: float) -> float:
+        """Return when the transfer that was waited for ends."""
+        return self._until if self._until > now else math.inf
+
+
 class Tiers:
     """
     The tiers of every replica, and the link between replicas.
 
     An evicted block is written to DRAM (unless the channel is too busy), what DRAM gives up goes
-    to CXL. Before a turn is submitted, the blocks that follow its cached prefix are read back when
-    that is quicker than computing them again. Copies in a tier stay after a read.
+    to CXL. When a turn is submitted, reading back the blocks that follow its cached prefix begins,
+    if that is quicker than computing them again; they enter the pool when the turn is admitted,
+    which waits for them. Copies in a tier stay after a read.
     """
 
     def __init__(
@@ -128,6 +154,7 @@ class Tiers:
         self.stored_blocks = 0
         self.dropped_blocks = 0
         self.wait_s = 0.0
+        self._coming: dict[str, Transfer] = {}
         for _ in range(replicas):
             tiers = []
             for size_gb, name, rate in (
@@ -216,12 +243,24 @@ class Tiers:
         ready = self._links[source].send((held - there) * self._block_bytes, now)
         return Transfer(ready_at=ready, hashes=tuple(hashes[there:held]), before=there)
 
-    def arrive(self, replica: int, request: Request, transfer: Transfer, now: float) -> None:
-        """
-        Put the blocks of *transfer* into the pool; call after *request* was submitted there.
+    def expect(self, request_id: str, transfer: Transfer) -> None:
+        """Say that a request's admission waits for *transfer*."""
+        self._coming[request_id] = transfer
 
-        As many as fit into the free blocks; if the prefix before them is gone, none.
+    def ready_at(self, request_id: str) -> float:
+        """Return when what a request waits for is there; 0 when it waits for nothing."""
+        transfer = self._coming.get(request_id)
+        return transfer.ready_at if transfer is not None else 0.0
+
+    def arrive(self, replica: int, request: Request, now: float) -> None:
         """
+        Put what *request* waited for into the pool of the replica that is about to admit it.
+
+        As many blocks as fit into the free ones; if the prefix before them is gone, none.
+        """
+        transfer = self._coming.pop(request.request_id, None)
+        if transfer is None:
+            return
         target = self._replicas[replica]
         pool = target.pool
         prefix = pool.lookup(request.hashes, transfer.before)
