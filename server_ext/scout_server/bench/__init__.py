@@ -6,6 +6,7 @@ from scout_server.bench.gateway import gateway
 from scout_server.bench.planner import planner
 from scout_server.bench.readiness import readiness
 from scout_server.bench.sim import sim
+from scout_server.bench.tao import tao
 
 __all__ = ["bench_app"]
 
@@ -14,3 +15,4 @@ bench_app.command()(gateway)
 bench_app.command()(planner)
 bench_app.command()(readiness)
 bench_app.command()(sim)
+bench_app.command()(tao)

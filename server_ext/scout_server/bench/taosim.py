@@ -99,8 +99,9 @@ class Outcome:
 class Route(Protocol):
     """Answers at once where a turn goes; the replica queues it."""
 
-    queue: Callable[[Request, float], float] | None
-    """Order of a replica's queue; None: first come."""
+    @property
+    def queue(self) -> Callable[[Request, float], float] | None:
+        """Order of a replica's queue, smallest first; None: first come."""
 
     def choose(self, program: Program, request: Request, replicas: Sequence[Replica]) -> int:
         """Return the index of the node."""

@@ -37,8 +37,9 @@ class TaoSettings:
     """Off: every session in a gap counts as not ready (an ablation)."""
     origin_share: Annotated[float, Interval(ge=0, le=1)] = 0.25
     """A session waits for its origin while its credit there is at least this share of its size."""
-    joint_s: Annotated[float, Ge(0)] = 2.0
-    """Rooms kept for gaps are weighed against the queue this often; between, they stand."""
+    joint_s: Annotated[float, Ge(0)] = 0.0
+    """Rooms kept for gaps are weighed against the queue this often; between, they stand.
+    0: in every decision. More is cheaper and admits a little worse."""
     max_waiting: Annotated[int, Ge(1)] = 4096
     """Requests held at the same time; more are refused."""
 
@@ -487,11 +488,11 @@ class TaoEngine:
         taken: dict[str, int] = {}
         kept: list[Placement] = []
         for gap in gaps:
-            session = self.ledger.sessions.get((gap.tenant, gap.session))
-            if session is None or session.state is not SessionState.TOOL:
-                continue
             (node,) = gap.credits
             taken[node] = taken.get(node, 0) + gap.footprint
+            session = self.ledger.sessions[gap.tenant, gap.session]
+            if session.state is not SessionState.TOOL:
+                continue  # paused: it may get its room back, but does not keep it now
             kept.append(
                 Placement(key=gap.key, session=gap.session, node=node, credit=gap.footprint)
             )
