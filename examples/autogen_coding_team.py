@@ -21,6 +21,7 @@ from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core.models import ModelFamily, SystemMessage, UserMessage
 from autogen_core.tools import FunctionTool, StaticWorkbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
+
 from scout_integrations.autogen import instrument
 
 CHECKS = {
@@ -71,7 +72,7 @@ ROLES = {
         """- Checks are: unit tests, type checker, linter. Tests come first after a change.
 - Answer with a JSON object {"check": ...} that names one of them, and nothing else.
 - Never run what installs, deletes or reaches the network. Never run the same check twice in a row.
-- A check that hangs for ten seconds is stopped and counts as failed.""",
+- A check that hangs for ten seconds counts as failed.""",
     ),
     "reviewer": (
         "You read the change as a stranger would and find what would break in a harbour at night.",
@@ -115,8 +116,8 @@ class Runner(BaseChatAgent):
         answer = "".join([part async for part in parts if isinstance(part, str)])
         self._last = next((name for name in open_ if name in answer), open_[0])
         result = await self._workbench.call_tool("shell", {"command": CHECKS[self._last]})
-        text = f"$ {self._last}\n{result.to_text()}"
-        return Response(chat_message=TextMessage(content=text, source=self.name))
+        said = f"$ {self._last}\n{result.to_text()}"
+        return Response(chat_message=TextMessage(content=said, source=self.name))
 
     async def on_reset(self, cancellation_token: Any) -> None:
         self._last = ""
@@ -134,8 +135,7 @@ async def run(base_url: str, task: str, *, model: str, http_client: Any = None) 
         for name in ("planner", "coder", "reviewer")
     )
     members = [planner, coder, Runner(client), reviewer]
-    team = RoundRobinGroupChat(members, termination_condition=MaxMessageTermination(9))
-    instrument(team)
+    team = instrument(RoundRobinGroupChat(members, termination_condition=MaxMessageTermination(9)))
     result = await team.run(task=task)
     return "\n".join(f"{message.source}: {message.to_text()}" for message in result.messages)
 
@@ -145,5 +145,5 @@ if __name__ == "__main__":
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--task", default="Add slack_water(port, day) that lists the slack times.")
     args = parser.parse_args()
-    first = openai.OpenAI(base_url=args.base_url, api_key="none").models.list().data[0]
-    print(asyncio.run(run(args.base_url, args.task, model=first.id)))
+    models = openai.OpenAI(base_url=args.base_url, api_key="none").models.list().data
+    print(asyncio.run(run(args.base_url, args.task, model=models[0].id)))

@@ -22,6 +22,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel, Field
+
 from scout_integrations.langgraph import ScoutCallback
 
 SPECIALISTS = {  # name: (duty, its tool, what the tool does, seconds that the tool takes)
@@ -53,7 +54,6 @@ The tools of {name}, as JSON schemas:
 class Search(BaseModel):
     query: str = Field(description="What to look for, in a few words")
     place: str = Field("", description="City, quarter or station; empty: from the request")
-    budget_eur: int = Field(0, description="Most that one person pays; 0: a middle budget")
 
 
 class Trip(TypedDict, total=False):
@@ -135,8 +135,8 @@ async def run(base_url: str, request: str, *, model: str, http_client: Any = Non
     options = {"temperature": 0, "max_completion_tokens": 40, "streaming": True}
     server = {"base_url": base_url, "api_key": "none", "http_async_client": http_client}
     graph = build(ChatOpenAI(model=model, **server, **options))
-    start = {"request": request, "notes": []}
-    trip = await graph.ainvoke(start, config={"callbacks": [ScoutCallback()]})
+    config = {"callbacks": [ScoutCallback()]}
+    trip = await graph.ainvoke({"request": request, "notes": []}, config=config)
     return "\n".join(trip["notes"])
 
 
