@@ -48,7 +48,10 @@ def gateway(
     if not settings.nodes:
         msg = "no node: give --node URL, or gateway.nodes in the configuration file"
         raise ConfigError(msg)
-    asyncio.run(serve(settings, tenancy, reload=lambda: _settings(file, node, host, port)[0]))
+    # uvloop where uvicorn finds it: half the cost of a streamed event.
+    factory = uvicorn.Config("", loop="auto").get_loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve(settings, tenancy, reload=lambda: _settings(file, node, host, port)[0]))
 
 
 class _Server(uvicorn.Server):
