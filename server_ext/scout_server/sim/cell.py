@@ -6,42 +6,31 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast
 
-from annotated_types import Ge, Interval
+from annotated_types import Ge
 
 from scout_sdk._errors import ScoutError
-from scout_sdk._hints import HUMAN, Hints, SessionEvent, ToolEvent, ToolState
+from scout_sdk._hints import HUMAN, SessionEvent, ToolEvent, ToolState
 from scout_server.policy import Finish
 from scout_server.replica import Replica, Request, RequestTooLargeError
+from scout_server.sim.chains import chain_name
+from scout_server.sim.clients import Clients, HintSettings
+from scout_server.sim.gate import Gate
 from scout_server.sim.oracle import Future
 from scout_server.sim.programs import ProgramRun
 from scout_server.sim.prompts import PromptHasher, next_of_session
 from scout_server.sim.record import CellStats, Span
-from scout_server.sim.residency import chain_name
-from scout_server.sim.routing import Router
+from scout_server.sim.routing import Route, Router
+from scout_server.sim.sending import Seen, Sent
 from scout_server.sim.tiers import Tiers
 from scout_server.sim.tools import ToolSource
 from scout_server.sim.traces.records import Program
 from scout_server.sim.views import TurnView
 
-__all__ = ["ArrivalSettings", "Cell", "HintSettings", "Sent", "StuckError"]
+__all__ = ["ArrivalSettings", "Cell", "StuckError"]
 
 
 class StuckError(ScoutError, RuntimeError):
     """Programs are left that no event can help: a bug, or a hook that refuses for ever."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HintSettings:
-    """What the simulated clients say."""
-
-    identity: bool = True
-    """Session, agent and turn."""
-    tools: bool = True
-    """Start and end of tools, with the announced duration where the trace has one."""
-    final: bool = True
-    """The end of a session."""
-    share: Annotated[float, Interval(ge=0, le=1)] = 1.0
-    """Share of the programs that send hints at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,55 +44,10 @@ class ArrivalSettings:
 
 
 # Kinds of events, in the order in which they happen at one instant.
-_RELEASE, _ARRIVAL, _SAMPLE = range(3)
+_RELEASE, _ARRIVAL, _ASK, _SAMPLE = range(4)
 
 
-class Sent:
-    """One turn at a replica: what the cell remembers with the request."""
-
-    __slots__ = ("index", "outstanding", "released_at", "replica", "run", "view")
-
-    def __init__(
-        self, run: ProgramRun, index: int, replica: int, view: TurnView, released_at: float
-    ) -> None:
-        self.run = run
-        self.index = index
-        self.replica = replica
-        self.view = view
-        self.released_at = released_at
-        self.outstanding = 0
-
-    @property
-    def attained_tokens(self) -> int:
-        """Tokens computed for its program so far."""
-        run = self.run
-        return run.attained_tokens + sum(r.attained_tokens for r in run.active.values())
-
-
-class _View:
-    """A replica as the router sees it."""
-
-    __slots__ = ("_replica", "index", "outstanding_tokens")
-
-    def __init__(self, index: int, replica: Replica) -> None:
-        self.index = index
-        self._replica = replica
-        self.outstanding_tokens = 0
-
-    @property
-    def waiting(self) -> int:
-        return self._replica.waiting_count
-
-    @property
-    def running(self) -> int:
-        return len(self._replica.running)
-
-    @property
-    def used_fraction(self) -> float:
-        return self._replica.pool.usage
-
-    def cached_blocks(self, hashes: Sequence[int]) -> int:
-        return len(self._replica.pool.lookup(hashes, len(hashes)))
+_ASK_EVERY_S = 1.0
 
 
 class Cell:
@@ -126,20 +70,25 @@ class Cell:
         hints: HintSettings | None = None,
         tiers: Tiers | None = None,
         future: Future | None = None,
+        gate: Gate | None = None,
         timeline: int = 0,
         sample_s: float = 0.0,
         on_finish: Callable[[Sent, Request, float], None] | None = None,
     ) -> None:
         self._programs: Iterator[Program] = iter(programs)
         self._replicas = replicas
-        self._views = [_View(index, replica) for index, replica in enumerate(replicas)]
+        self._views = [Seen(index, replica) for index, replica in enumerate(replicas)]
         self._hasher = hasher
         self._router = router
         self._tools = tools
         self._arrivals = arrivals or ArrivalSettings()
-        self._hints = hints or HintSettings()
+        self._clients = Clients(hints or HintSettings())
         self._tiers = tiers
         self._future = future
+        self._gate = gate
+        self._held: dict[str, tuple[ProgramRun, int, Sequence[int], TurnView, float]] = {}
+        self._asked = math.inf
+        """When the gate is asked again."""
         self._on_finish = on_finish
         self._sample_s = sample_s
         self.stats = CellStats(timeline)
@@ -195,6 +144,9 @@ class Cell:
                     self._release(run, index, time)
             elif kind == _ARRIVAL:
                 self._arrive(cast(Program, what), time)
+            elif kind == _ASK:
+                self._asked = math.inf
+                self._let_in(time)
             else:
                 self._sample(time)
         if self.live:
@@ -235,7 +187,12 @@ class Cell:
         self.stats.tool_s += gap
         if gap > 0.0 and run.number < self.stats.timeline:
             self.stats.spans.append(Span(run.program.program, turn.session, "tool", now, now + gap))
-        if self._hints.tools and turn.tool is not None and self._says(run) and gap > 0.0:
+        if (
+            self._clients.settings.tools
+            and turn.tool is not None
+            and self._clients.says(run)
+            and gap > 0.0
+        ):
             self._tell(run, index, ToolState.STARTED, turn.tool_expected_s, now)
         if self._future is not None:
             self._foresee(self._future, run, index, now + gap)
@@ -274,12 +231,6 @@ class Cell:
             if chain not in seen:
                 future.tell(chain, agent, math.inf)
 
-    def _says(self, run: ProgramRun) -> bool:
-        if not self._hints.identity or not self._hints.share:
-            return False
-        # A multiplicative hash spreads the hinted programs evenly.
-        return (run.number * 2654435761 % 4096) < self._hints.share * 4096
-
     def _tell(
         self, run: ProgramRun, index: int, state: ToolState, left: float | None, now: float
     ) -> None:
@@ -294,6 +245,8 @@ class Cell:
             tool=ToolEvent(name=turn.tool or HUMAN, state=state, remaining_s=left),
         )
         self._replicas[home].event(event, now, tenant=run.program.tenant)
+        if self._gate is not None:
+            self._gate.event(event, run.program.tenant, now)
 
     def _release(self, run: ProgramRun, index: int, now: float) -> None:
         program = run.program
@@ -313,14 +266,48 @@ class Cell:
             tool=turn.tool,
             tenant=program.tenant,
         )
+        if self._gate is not None:
+            key = f"{program.program}.{index}"
+            run.paused += 1
+            self._held[key] = (run, index, hashes, view, now)
+            self._gate.submit(key, view, self._clients.hints(run, index, view), now)
+            self._let_in(now)
+            return
         home = run.home.get(session)
-        route = self._router.route(view, home, self._views)
+        self._place(run, index, hashes, view, self._router.route(view, home, self._views), now, now)
+
+    def _let_in(self, now: float) -> None:
+        """Ask the gate who may run; ask again in a second while turns are held."""
+        assert self._gate is not None
+        for placed in self._gate.decide(now):
+            run, index, hashes, view, released = self._held.pop(placed.key)
+            run.paused -= 1
+            self._place(run, index, hashes, view, Route(replica=placed.replica), released, now)
+        if self._held and self._asked > now + _ASK_EVERY_S:
+            self._asked = now + _ASK_EVERY_S
+            self._push(self._asked, _ASK, None)
+
+    def _place(
+        self,
+        run: ProgramRun,
+        index: int,
+        hashes: Sequence[int],
+        view: TurnView,
+        route: Route,
+        released: float,
+        now: float,
+    ) -> None:
+        """Send a turn to its replica."""
+        program = run.program
+        session = view.session
+        home = run.home.get(session)
+        bt = self._replicas[0].settings.block_tokens
         if home is not None and home != route.replica:
             self.stats.moves += 1
         run.home[session] = route.replica
         if self._future is not None:
             self._future.tell_again(f"{program.program}.{index}", self._again(run, index, hashes))
-        sent = Sent(run, index, route.replica, view, now)
+        sent = Sent(run, index, route.replica, view, released)
         request = self._request(run, index, hashes, sent)
         if self._tiers is not None:
             if route.migrate_from is not None:
@@ -341,18 +328,7 @@ class Cell:
             if name is not None and name != HUMAN:
                 tools += ((name, program.turns[child].tool_expected_s),)
         calls = turn.calls_tool if turn.calls_tool is not None else bool(tools)
-        hints = None
-        if self._says(run):
-            events: tuple[ToolEvent, ...] = ()
-            if self._hints.tools and turn.tool is not None and turn.parents:
-                events = (ToolEvent(name=turn.tool, state=ToolState.ENDED),)
-            hints = Hints(
-                session=sent.view.session,
-                agent=turn.agent,
-                turn=sent.view.turn,
-                parent=program.program if turn.session else None,
-                tools=events,
-            )
+        hints = self._clients.hints(run, index, sent.view)
         return Request(
             f"{program.program}.{index}",
             prompt_tokens=turn.input_tokens,
@@ -398,6 +374,10 @@ class Cell:
             self._future.tell(
                 chain_name(sent.view.session, sent.view.agent), sent.view.agent, math.inf
             )
+        if self._gate is not None:
+            self._gate.finish(request, now)
+            if self._held:
+                self._let_in(now)
         if self._on_finish is not None:
             self._on_finish(sent, request, now)
         if run.stopped:
@@ -435,10 +415,12 @@ class Cell:
             stats.aborted += 1
         else:
             stats.jct.add(now - run.arrived_at)
-        if self._hints.final and self._says(run) and not run.program.aborted:
+        if self._clients.settings.final and self._clients.says(run) and not run.program.aborted:
             for session, home in run.home.items():
                 event = SessionEvent(session=session, final=True)
                 self._replicas[home].event(event, now, tenant=run.program.tenant)
+                if self._gate is not None:
+                    self._gate.event(event, run.program.tenant, now)
         if self._arrivals.concurrency:
             self._next_arrival()
 

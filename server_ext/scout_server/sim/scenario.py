@@ -12,8 +12,10 @@ from annotated_types import Ge, Gt, Interval
 
 from scout_sdk._errors import ConfigError
 from scout_server.policy import PolicySettings
+from scout_server.policy.engine import TaoSettings
 from scout_server.replica import BatchSettings
-from scout_server.sim.cell import ArrivalSettings, HintSettings
+from scout_server.sim.cell import ArrivalSettings
+from scout_server.sim.clients import HintSettings
 from scout_server.sim.residency import RESIDENCY, ResidencySettings
 from scout_server.sim.routing import ROUTERS, RouterSettings
 from scout_server.sim.scheduling import SCHEDULERS
@@ -69,6 +71,9 @@ class CellSettings:
 
     replicas: Annotated[int, Ge(1)] = 1
     scheduler: str = "fcfs"
+    """fcfs, program-fcfs, attained-service, shortest-first or ready-first."""
+    admission: str = "none"
+    """none: turns go to a replica at once, by *router*; tao: TAO holds and places them."""
     link_gbps: Annotated[float, Gt(0)] = 50.0
     """Between replicas, 10^9 bytes a second."""
     timeline: Annotated[int, Ge(0)] = 30
@@ -98,6 +103,7 @@ class Scenario:
     residency: ResidencySettings = field(default_factory=ResidencySettings)
     tiers: TierSettings = field(default_factory=TierSettings)
     policy: PolicySettings = field(default_factory=PolicySettings)
+    tao: TaoSettings = field(default_factory=TaoSettings)
     hints: HintSettings = field(default_factory=HintSettings)
     arrivals: ArrivalSettings = field(default_factory=ArrivalSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
@@ -130,6 +136,7 @@ def _choices(scenario: Scenario) -> list[str]:
             ["calibrated", "fitted", "roofline", "tables"],
         ),
         ("cell.scheduler", scenario.cell.scheduler, list(SCHEDULERS)),
+        ("cell.admission", scenario.cell.admission, ["none", "tao"]),
         ("router.policy", scenario.router.policy, sorted(ROUTERS)),
         ("residency.policy", scenario.residency.policy, sorted(RESIDENCY)),
     ):

@@ -8,7 +8,8 @@ from pathlib import Path
 from scout_sdk._errors import ConfigError
 from scout_server.replica import EvictionHook, Replica, Request
 from scout_server.replica.latency import LatencyModel, StepBatch
-from scout_server.sim.cell import Cell, Sent
+from scout_server.sim.cell import Cell
+from scout_server.sim.gate import Gate
 from scout_server.sim.hardware import latency_of
 from scout_server.sim.hardware.specs import PoolSize, find_gpu, find_model, pool_blocks
 from scout_server.sim.oracle import Future
@@ -18,6 +19,7 @@ from scout_server.sim.residency import DiscardCore, make_core
 from scout_server.sim.routing import MoveCosts, make_router
 from scout_server.sim.scenario import Scenario, plain
 from scout_server.sim.scheduling import ScheduledTurn, make_queue
+from scout_server.sim.sending import Sent
 from scout_server.sim.tiers import TierAdmission, Tiers
 from scout_server.sim.tools import FittedTools, ReplayTools, ToolSource, load_tools
 from scout_server.sim.traces import Program, TraceInfo, TraceReader
@@ -158,6 +160,14 @@ def prepare(
         kv_bytes_per_token=model.kv_bytes_per_token,
         link_bytes_per_s=scenario.cell.link_gbps * 1e9,
     )
+    gate = None
+    if scenario.cell.admission == "tao":
+        gate = Gate(
+            scenario.tao,
+            replicas=count,
+            capacity_tokens=pool.blocks * bt,
+            slots=scenario.engine.max_num_seqs,
+        )
     cell = Cell(
         programs,
         replicas,
@@ -168,6 +178,7 @@ def prepare(
         hints=scenario.hints,
         tiers=tiers,
         future=future,
+        gate=gate,
         timeline=scenario.cell.timeline,
         sample_s=1.0 if scenario.cell.timeline else 0.0,
     )
