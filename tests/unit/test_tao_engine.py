@@ -172,15 +172,15 @@ def test_readiness_keeps_the_room_of_who_is_about_to_return() -> None:
     for back, away in (("a", "b"), ("b", "a")):
         tao = engine(1, capacity=20_000)
         for session in ("a", "b"):
-            run(tao, f"{session}1", session, now=0.0)
-        assert tao.submit(turn("x", "x", 1000), now=0.0)
+            run(tao, f"{session}1", session, now=0.0, tokens=4096)
+        assert tao.submit(turn("x", "x", 1024), now=0.0)
         assert tao.step(now=0.0).placements
-        tao.set_node("n0", capacity=5000, slots=16)  # room for one of the two gaps
+        tao.set_node("n0", capacity=5120, slots=16)  # room for one of the two gaps
         running = ToolEvent(name="", state=ToolState.STARTED, call_id="c", remaining_s=20.0)
         ended = ToolEvent(name="", state=ToolState.ENDED, call_id="c")
         tao.event(SessionEvent(session=away, tool=running), now=0.0)
         tao.event(SessionEvent(session=back, tool=ended), now=0.0)
-        assert tao.submit(turn("c", "c", 4000), now=0.0)
+        assert tao.submit(turn("c", "c", 4096), now=0.0)
         assert tao.step(now=0.0).placements == ()
         states = {s.id[1]: s.state for s in tao.ledger.sessions.values()}
         assert (states[back], states[away]) == (SessionState.TOOL, SessionState.PAUSED)
