@@ -29,6 +29,7 @@ from scout_server.policy.transitions import END
 __all__ = ["SNAPSHOT_VERSION", "PolicyCore", "PolicySettings"]
 
 _MAX_REQUESTS = 65536
+_MAX_ENDED = 4096
 _MAX_TENANTS = 256
 _GENERIC = "~"
 _REGRET_S = 60.0
@@ -71,6 +72,10 @@ class _Request:
     """Leading blocks that were in use less than a minute ago."""
     final: bool
     warmup: bool
+    ended: float = 0.0
+    """When it ended."""
+    said: tuple[Finish, tuple[tuple[str, float | None], ...]] | None = None
+    """What its output was said to end with, before it ended."""
 
 
 class PolicyCore:
@@ -90,6 +95,7 @@ class PolicyCore:
         self._enabled = settings.hints or settings.fingerprints
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
         self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._ended: OrderedDict[str, _Request] = OrderedDict()
         self._groups = 0
         self._seen = self._hinted = self._recognised = self._regretted = 0
         self.scoring = Scoring(self.order, rescore_share=settings.rescore_share)
@@ -172,15 +178,44 @@ class PolicyCore:
         session.running = max(0, session.running - 1)
         if session.running == 0 and session.phase != Phase.ENDED:
             session.phase = Phase.GAP
-            session.since = now
-            names = "+".join(sorted({name for name, _ in facts.tools}))[:64]
-            session.kind = request.agent.kind = f"{facts.finish.value}:{names}"
-            seconds = [s for _, s in facts.tools if s is not None and math.isfinite(s) and s >= 0]
-            if seconds:
-                session.promise = Promise(said=now, back=now + max(seconds))
+            session.since = request.ended = now
+            _into_gap(request, *(request.said or (facts.finish, facts.tools)), now)
+            self._ended[facts.request_id] = request
+            if len(self._ended) > _MAX_ENDED:
+                self._ended.popitem(last=False)
         if request.final:
             self._say_final(tenant, session, now)
         self.scoring.touched(tenant, session, now)
+
+    def tools(
+        self,
+        request_id: str,
+        finish: Finish,
+        tools: tuple[tuple[str, float | None], ...],
+        *,
+        now: float,
+    ) -> bool:
+        """
+        Learn how a request's output ends, where an engine cannot read it itself.
+
+        *tools* as in FinishFacts; before or after `finish`. False, and nothing learnt, when the
+        request is not known or its session has gone on, or its client said more by then.
+        """
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.said = (finish, tools)
+            return True
+        request = self._ended.pop(request_id, None)
+        if request is None:
+            return False
+        session = request.session
+        if session.running or session.phase != Phase.GAP or session.calls:
+            return False
+        if session.since != request.ended:
+            return False
+        _into_gap(request, finish, tools, now)
+        self.scoring.touched(request.tenant, session, now)
+        return True
 
     def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
         """Learn from the side channel; unknown sessions are remembered within bounds."""
@@ -449,6 +484,17 @@ class PolicyCore:
             final.append((request.chain.group, request.total - start))
         self.duel.step(parts, final)
         self.order.scout = not self.settings.duel or self.duel.won
+
+
+def _into_gap(
+    request: _Request, finish: Finish, tools: Sequence[tuple[str, float | None]], now: float
+) -> None:
+    """Say what kind of gap follows *request*, and until when its tools should take."""
+    names = "+".join(sorted({name for name, _ in tools}))[:64]
+    request.session.kind = request.agent.kind = f"{finish.value}:{names}"
+    seconds = [s for _, s in tools if s is not None and math.isfinite(s) and s >= 0]
+    if seconds:
+        request.session.promise = Promise(said=now, back=now + max(seconds))
 
 
 def _continues(chain: Chain, blocks: Sequence[Hashable]) -> bool:
