@@ -3,8 +3,11 @@
 import typer
 
 from scout_server.bench.gateway import gateway
+from scout_server.bench.hotpath import hotpath
 from scout_server.bench.planner import planner
+from scout_server.bench.prediction import prediction
 from scout_server.bench.readiness import readiness
+from scout_server.bench.retention import retention
 from scout_server.bench.sim import sim
 from scout_server.bench.tao import tao
 
@@ -16,3 +19,6 @@ bench_app.command()(planner)
 bench_app.command()(readiness)
 bench_app.command()(sim)
 bench_app.command()(tao)
+bench_app.command()(hotpath)
+bench_app.command()(prediction)
+bench_app.command()(retention)

@@ -232,7 +232,7 @@ class Scored(Queue):
 
 
 class StaticRate(Scored):
-    """Anchors by how often each is used in the whole run (known beforehand), sessions by recency."""
+    """Anchors by their uses in the whole run (known beforehand), sessions by recency."""
 
     def __init__(self, workload: Workload, capacity: int, working: int) -> None:
         super().__init__(workload, capacity, working)
@@ -348,11 +348,13 @@ class KvFlow(Scored):
 
 
 class Survival(Scored):
-    """The probability of use within K steps (CacheSage, 2605.27744), with half-lives for silence."""
+    """The probability of use within K steps (CacheSage, 2605.27744); silence halves it."""
 
     def __init__(self, workload: Workload, capacity: int, working: int) -> None:
         super().__init__(workload, capacity, working)
         self.counts: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self.one: dict[int, dict[int, float]] = {}
+        self.all: dict[int, float] = {}
 
     def learn(self, request: Request, index: int) -> None:
         """Learn a transition."""
@@ -381,12 +383,15 @@ class Survival(Scored):
 
     def anchor(self, agent: int, group: int, now: float) -> float:
         """Score an anchor."""
-        return self.all.get(agent, 0.0) + 0.05 * math.exp((self.recent[group] - now) / 43.0)
+        return self.all.get(agent, 0.0) + self._recency(group, now)
 
     def chain(self, session: int, agent: int, group: int, now: float) -> float:
         """Score a session's chain."""
         use = self.one.get(session, {}).get(agent, 0.0)
-        return use + 0.05 * math.exp((self.recent[group] - now) / 43.0)
+        return use + self._recency(group, now)
+
+    def _recency(self, group: int, now: float) -> float:
+        return 0.05 * math.exp((self.recent[group] - now) / 43.0)
 
 
 BASELINES: dict[str, Callable[[Workload, int, int], Queue]] = {

@@ -42,7 +42,7 @@ def measure(blocks: int, parties: int, *, seed: int, decisions: int = 4000) -> d
         nonlocal request, now
         now += 0.05
         request += 1
-        chain = [(agent, i) for i in range(min(anchor, 64))]
+        chain: list[tuple[int, ...]] = [(agent, i) for i in range(min(anchor, 64))]
         chain += [(agent, session, i) for i in range(min(per_session - anchor, 64))]
         start = perf_counter_ns()
         core.arrive(

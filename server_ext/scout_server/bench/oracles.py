@@ -76,10 +76,10 @@ class _TrueTransitions(Transitions):
         self._agents = agents
         self._ends = 1.0 / (workload.turns or 1e9)
 
-    def _row(self, before: int, now: int, certain: Sequence[int]) -> Row:
+    def _row(self, before: int, now: int, certain: Sequence[int], earlier: int) -> Row:
         agent = self._agents.by_symbol.get(now)
         if now == END or agent is None:
-            return super()._row(before, now, certain)
+            return super()._row(before, now, certain, earlier)
         p = np.zeros(self.used + 1)
         p[END] = self._ends
         for successor, weight in zip(*self._truth[int(agent.name)], strict=True):
@@ -93,7 +93,7 @@ class _TrueTransitions(Transitions):
         matrix = super().matrix()
         for symbol in self._agents.by_symbol:
             if symbol < len(matrix):
-                matrix[symbol] = self._row(END, symbol, ())
+                matrix[symbol] = self._row(END, symbol, (), 0)
         return matrix
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from scout_sdk._hints import Evidence, Hints, SessionEvent, ToolEvent, ToolState
 from scout_server.bench.oracles import inform
 from scout_server.bench.workloads import Request, Workload
-from scout_server.policy.duel import Duel
 from scout_server.policy.facts import UNHASHED, Finish, FinishFacts, RequestFacts
 from scout_server.policy.runtime import PolicyCore, PolicySettings
 
@@ -38,9 +37,7 @@ class Ours:
         self.core = PolicyCore(settings, capacity_blocks=capacity + working, block_tokens=32)
         if working:
             self.core.scoring.capacity = capacity
-            self.core.duel = Duel(
-                capacity, self.core.order.score, half_life=settings.duel_half_life
-            )
+            self.core.duel = self.core.new_duel(capacity)
         if informed:
             inform(self.core.tenant(""), workload)
         self.hints = hints

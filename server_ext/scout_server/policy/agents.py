@@ -55,6 +55,16 @@ class Agent:
         """Probability that a session's next request to this agent continues its chain."""
         return self.extends / self.returns
 
+    def used(self, now: float) -> None:
+        """Learn one use."""
+        self.uses += 1
+        self.last_used = now
+
+    def rate(self, now: float, horizon: float) -> float:
+        """Return how often it is used, as a share that fades slowly once it is not used at all."""
+        idle = max(0.0, now - self.last_used - 4.0 * horizon)
+        return self.uses / (1.0 + idle / (4.0 * horizon))
+
     def returned(self, *, extended: bool) -> None:
         """Learn whether a session's return to it continued the session's chain."""
         self.returns = 0.97 * self.returns + 1.0

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Duel", "ShadowCache"]
 
@@ -112,41 +112,46 @@ class ShadowCache:
 
 class Duel:
     """
-    Answers: would our scores or the engine's own order have had more hits lately?
+    Answers: which order would have had the most hits lately, the engine's or one of ours?
 
-    Both run in shadow over the same requests; their difference in hit blocks fades with a half-life
-    counted in requests. Following the better of two experts costs little when they are equal and
-    bounds the loss when one fails (Ari, ARC and adaptive replacement use the same idea).
+    All run in shadow over the same requests; their hits above LRU's fade with a half-life counted
+    in requests. Following the best of several experts costs little when they are equal and bounds
+    the loss when one fails.
     """
 
     def __init__(
         self,
         capacity: int,
-        score: Callable[[int], float],
+        scores: Mapping[str, Callable[[int], float]],
         *,
         half_life: float = 60.0,
-        margin: float = 0.0,
     ) -> None:
-        self.ours = ShadowCache(capacity, score)
+        self.ours = {name: ShadowCache(capacity, score) for name, score in scores.items()}
         self.lru = ShadowCache(capacity, None)
         self._fade = 0.5 ** (1.0 / half_life)
-        self._margin = margin
-        self.lead = 0.0
-        """Faded difference of hit blocks, ours less LRU's."""
+        self.leads = dict.fromkeys(scores, 0.0)
+        """Faded hit blocks of each order, less LRU's."""
         self.requests = 0
-        self.hits_ours = 0
+        self.hits = dict.fromkeys(scores, 0)
         self.hits_lru = 0
+        self.leader: str | None = None
+        """The order to follow; None: the engine's."""
 
     def step(self, parts: Sequence[Part], final: Sequence[Part]) -> None:
-        """Let both shadows serve one request."""
-        ours = self.ours.step(parts, final)
-        lru = self.lru.step(parts, final)
+        """Let all shadows serve one request."""
+        base = self.lru.step(parts, final)
         self.requests += 1
-        self.hits_ours += ours
-        self.hits_lru += lru
-        self.lead = self.lead * self._fade + (ours - lru)
+        self.hits_lru += base
+        best, leader = 0.0, None
+        for name, shadow in self.ours.items():
+            hits = shadow.step(parts, final)
+            self.hits[name] += hits
+            lead = self.leads[name] = self.leads[name] * self._fade + (hits - base)
+            if lead > best:
+                best, leader = lead, name
+        self.leader = leader
 
-    @property
-    def won(self) -> bool:
-        """Whether our order leads."""
-        return self.lead > self._margin
+    def rescored(self) -> None:
+        """Take note that all scores may have changed."""
+        for shadow in self.ours.values():
+            shadow.rescored()

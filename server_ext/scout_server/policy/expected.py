@@ -13,9 +13,9 @@ __all__ = ["Outlook"]
 
 Array = npt.NDArray[np.float64]
 
-_BINS = 32
-_SPAN = 2.0  # the grid spans this many turnover times
-_POINTS = np.array([1, 2, 4, 8, 12, 16, 24, 32])  # bins at whose ends use is judged
+_BINS = 96
+_SPAN = 6.0  # the grid spans this many turnover times
+_POINTS = np.array([1, 2, 4, 8, 16, 32, 64, 96])  # bins at whose ends use is judged
 _STEPS = 12
 _NEGLIGIBLE = 0.01
 _PIECE = 1 << 17
@@ -44,8 +44,17 @@ class Outlook:
     """
 
     def __init__(
-        self, transitions: Transitions, gaps: GapModel, *, horizon: float, starts_per_s: float
+        self,
+        transitions: Transitions,
+        gaps: GapModel,
+        *,
+        horizon: float,
+        starts_per_s: float,
+        unnoticed: float = 0.0,
     ) -> None:
+        # ends not yet counted, because nobody tells an ended session from a silent one at once
+        ends = transitions.seen(END)
+        self._ends = (ends + 0.5 + unnoticed) / (ends + 0.5)
         self._transitions = transitions
         self._gaps = gaps
         self.horizon = horizon
@@ -54,7 +63,7 @@ class Outlook:
         cycle = gaps.at(gaps.cycle()[None, :], self._grid[None, :])[0]
         self._later = self._sums(np.diff(cycle, prepend=0.0))
         matrix = transitions.matrix()
-        self._matrix = matrix[1:, 1:]
+        self._matrix: Array = matrix[1:, 1:]
         self.size = len(self._matrix)
         """Symbols above this one are new since then."""
         start = matrix[END, 1:]
@@ -71,6 +80,8 @@ class Outlook:
         self._times = self._width * _POINTS
         self._steps = np.diff(self._times, prepend=0.0)
         self._fold = self._folding()
+        self.living: Array = np.zeros(0)
+        """Probability that each session of the last question comes back at all."""
 
     def _sums(self, pmf: Array) -> Array:
         """Return C[k, j]: probability that k gaps fit into j + 1 bins less half a bin."""
@@ -88,10 +99,13 @@ class Outlook:
     def alive(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:
         """Return the probability that each session comes back within the grid; cheap."""
         end = np.array([float(self._row(session)[END]) for session in sessions])
+        end = np.minimum(end * self._ends, 0.98)
         return np.asarray(self._returns(sessions, trust, end, now).sum(1))
 
     def _row(self, session: Session) -> Array:
-        row = self._transitions.row(session.before, session.agent, session.certain)
+        row = self._transitions.row(
+            session.before, session.agent, session.certain, earlier=session.earlier
+        )
         n = self.size + 1
         if len(row) < n:  # as old as that
             row = np.concatenate((row, np.zeros(n - len(row))))
@@ -100,8 +114,8 @@ class Outlook:
     def uses(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:
         """Return q[s, symbol - 1, point]: probability that session s uses the agent by then."""
         first = np.stack([self._row(session) for session in sessions])
-        end, step = first[:, END], first[:, 1:]
-        step = step / np.maximum(1.0 - end, 1e-9)[:, None]
+        end, step = np.minimum(first[:, END] * self._ends, 0.98), first[:, 1:]
+        step = step / np.maximum(1.0 - first[:, END], 1e-9)[:, None]
         returns = self._returns(sessions, trust, end, now)
         reach = _product(returns, self._fold.reshape(_BINS, -1))
         reach = reach.reshape(len(sessions), _STEPS, len(_POINTS))
@@ -122,15 +136,14 @@ class Outlook:
 
     def density(self, q: Array) -> Array:
         """
-        Return the greatest hit density of blocks that are used by each point with chance *q*.
+        Return the hit density of blocks that are used by each point with chance *q*.
 
-        It is the chance of a hit over the time that the blocks are kept for it, at the best moment
-        to give up (least hit density, NSDI'18; Gittins' index): for a known time of the next use it
-        is its reciprocal, which is the optimal order.
+        It is the chance of a hit over the time for which the blocks are kept for it (least hit
+        density, NSDI'18): for a known time of the next use its reciprocal, the optimal order.
         """
         before = np.concatenate((np.zeros((*q.shape[:-1], 1)), q[..., :-1]), axis=-1)
-        kept = np.cumsum((1.0 - 0.5 * (q + before)) * self._steps, axis=-1)
-        return np.asarray((q / np.maximum(kept, 1e-9)).max(axis=-1))
+        kept = ((1.0 - 0.5 * (q + before)) * self._steps).sum(axis=-1)
+        return np.asarray(q[..., -1] / np.maximum(kept, 1e-9))
 
     def _returns(
         self, sessions: Sequence[Session], trust: Sequence[HintTrust], end: Array, now: float
@@ -156,6 +169,7 @@ class Outlook:
                 ended[i] *= 1.0 - trust[i].weight
         alive = (1.0 - ended) * survived
         alive = alive / (alive + ended)
+        self.living = np.asarray(alive)
         return np.asarray(inside / survived[:, None] * alive[:, None])
 
     def _promises(

@@ -1,5 +1,6 @@
 """What the policy core shows of itself: values only, for endpoints and metrics."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["AgentState", "CoreState"]
@@ -25,6 +26,8 @@ class CoreState:
 
     mode: str
     """`off` (no identity), `lru` (the engine's own order leads) or `scout`."""
+    following: str | None
+    """Which of our orders is followed: `use` (expected use), `rate` (frequency), None: neither."""
     predictability: float
     """R of the busiest tenant, in [0, 1]."""
     agents: tuple[AgentState, ...]
@@ -39,11 +42,11 @@ class CoreState:
     renewals: int
     """How often all scores were computed."""
     shadow_requests: int
-    shadow_hits_scout: int
-    """Hit blocks of the shadow cache under our order."""
+    shadow_hits: Mapping[str, int]
+    """Hit blocks of the shadow caches under each of our orders: `use` and `rate`."""
     shadow_hits_lru: int
-    shadow_lead: float
-    """Recent hit blocks of our order less LRU's; above zero our order is followed."""
+    shadow_leads: Mapping[str, float]
+    """Recent hit blocks of each order less LRU's; the highest above zero is followed."""
     regretted_blocks: int
     """Blocks that were asked for again within a minute of their last use and had been evicted."""
     requests: int

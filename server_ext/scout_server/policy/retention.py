@@ -31,6 +31,10 @@ class RetentionOrder:
         """False: the engine's own order. Switch at any time, at no cost."""
         self.popped = 0
         """Blocks evicted so far, ever."""
+        self.passed = 0
+        """Of those in scout mode, blocks of groups that were given back only just before."""
+        self._given = 0
+        self._stamps: dict[int, int] = {}  # sentinel -> blocks given back before its last one
         unused = [_NOT_FREE] * (capacity + 1)
         self._next = list(unused)  # the engine's order; index `capacity` is its sentinel
         self._prev = list(unused)
@@ -79,6 +83,8 @@ class RetentionOrder:
         self._at[block] = sentinel
         self._sizes[sentinel] += 1
         self._free += 1
+        self._given += 1
+        self._stamps[sentinel] = self._given
 
     def prepend(self, block: int, group: int) -> None:
         """Add *block*, owned by *group*, at the front: reused first; ValueError if it is free."""
@@ -121,9 +127,12 @@ class RetentionOrder:
                 victims.append(block)
             return victims
         gnext = self._gnext
+        recent = self.capacity // 4
         while n > 0:
             sentinel = self._first_group()
             count = min(n, self._sizes[sentinel])
+            if self._given - self._stamps.get(sentinel, 0) < recent:
+                self.passed += count
             for _ in range(count):
                 block = gnext[sentinel]
                 self._take(block)
@@ -184,6 +193,8 @@ class RetentionOrder:
             gprev[sentinel] = glast
             self._sizes[sentinel] += count
             self._free += count
+            self._given += count
+            self._stamps[sentinel] = self._given
         if block >= 0:
             raise ValueError(f"block {block} is already free")
 
@@ -273,6 +284,7 @@ class RetentionOrder:
         else:
             group = self._group.pop(sentinel)
             del self._sizes[sentinel], self._sentinel[group], self._keys[group]
+            self._stamps.pop(sentinel, None)
             self._idle.append(sentinel)
 
     def _first_group(self) -> int:

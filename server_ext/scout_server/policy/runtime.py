@@ -99,7 +99,15 @@ class PolicyCore:
         self._groups = 0
         self._seen = self._hinted = self._recognised = self._regretted = 0
         self.scoring = Scoring(self.order, rescore_share=settings.rescore_share)
-        self.duel = Duel(capacity_blocks, self.order.score, half_life=settings.duel_half_life)
+        self.duel = self.new_duel(capacity_blocks)
+
+    def new_duel(self, capacity_blocks: int) -> Duel:
+        """Return a fresh duel between our orders and LRU in shadow pools of *capacity_blocks*."""
+        return Duel(
+            capacity_blocks,
+            {"use": self.scoring.use, "rate": self.scoring.rate},
+            half_life=self.settings.duel_half_life,
+        )
 
     # ---- facts -----------------------------------------------------------------------------
 
@@ -233,13 +241,14 @@ class PolicyCore:
     def tick(self, *, now: float) -> None:
         """Do the work that need not wait for an eviction; call once per engine step."""
         if self._enabled and self.scoring.renew(self._tenants.values(), now):
-            self.duel.ours.rescored()
+            self.duel.rescored()
 
     # ---- readout and persistence -----------------------------------------------------------
 
     def state(self, *, now: float) -> CoreState:
         """Return what the core knows, frozen."""
         mode = "off" if not self._enabled else "scout" if self.order.scout else "lru"
+        following = self.scoring.following if self.order.scout else None
         agents: list[AgentState] = []
         phases = {Phase.RUNNING: 0, Phase.GAP: 0, Phase.ENDED: 0}
         for tenant in self._tenants.values():
@@ -260,6 +269,7 @@ class PolicyCore:
         agents.sort(key=lambda agent: (-agent.uses, agent.tenant, agent.name))
         return CoreState(
             mode=mode,
+            following=following,
             predictability=self.predictability,
             agents=tuple(agents),
             sessions_running=phases[Phase.RUNNING],
@@ -269,9 +279,9 @@ class PolicyCore:
             evicted_blocks=self.order.popped,
             renewals=self.scoring.renewals,
             shadow_requests=self.duel.requests,
-            shadow_hits_scout=self.duel.hits_ours,
+            shadow_hits=dict(self.duel.hits),
             shadow_hits_lru=self.duel.hits_lru,
-            shadow_lead=self.duel.lead,
+            shadow_leads=dict(self.duel.leads),
             regretted_blocks=self._regretted,
             requests=self._seen,
             requests_hinted=self._hinted,
@@ -419,11 +429,14 @@ class PolicyCore:
             tenant.gaps.observe(session.kind, away)
         if session.turns:
             tenant.gaps.observe_cycle(now - session.arrived)
-            tenant.transitions.observe(session.before, session.agent, agent.symbol)
+            tenant.transitions.observe(
+                session.before, session.agent, agent.symbol, earlier=session.earlier
+            )
         else:
             tenant.transitions.observe(END, END, agent.symbol)
             tenant.started += 1
-        session.before, session.agent = session.agent, agent.symbol
+        session.earlier, session.before = session.before, session.agent
+        session.agent = agent.symbol
         session.turns += 1
         session.phase = Phase.RUNNING
         session.since = session.arrived = now
@@ -433,8 +446,7 @@ class PolicyCore:
         if hints is not None and hints.next_agents:
             known = (tenant.agents.find(each) for each in hints.next_agents[:16])
             session.certain = tuple(sorted({each.symbol for each in known if each is not None}))
-        agent.uses += 1
-        agent.last_used = now
+        agent.used(now)
         tenant.live[session.key] = session
         tenant.live.move_to_end(session.key)
 
@@ -483,7 +495,13 @@ class PolicyCore:
         if request.total > start:
             final.append((request.chain.group, request.total - start))
         self.duel.step(parts, final)
-        self.order.scout = not self.settings.duel or self.duel.won
+        if self.settings.duel:
+            leader = self.duel.leader
+            self.order.scout = leader is not None
+            if leader is not None and leader != self.scoring.following:
+                self.scoring.follow(leader)
+        else:
+            self.order.scout = True
 
 
 def _into_gap(

@@ -20,6 +20,7 @@ _SECONDS_PER_CELL = 5e-5  # keeps scoring below about a fiftieth of the time
 _HORIZON_S = (0.25, 3600.0)
 _WINDOWS = 8
 _SUPERSEDED = 0.1
+_LEAST_KEPT = 0.3  # of what is evicted, what at least had been kept for a while
 
 
 class Scoring:
@@ -36,10 +37,13 @@ class Scoring:
         self.capacity = order.capacity
         """Blocks that turn over; less than the pool where some never hold anything reusable."""
         self._share = rescore_share
-        self._marks: deque[tuple[float, int, int]] = deque(maxlen=_WINDOWS + 1)
+        self._marks: deque[tuple[float, int, int, int]] = deque(maxlen=_WINDOWS + 1)
         self._renewed: float | None = None
         self._outlooks: dict[str, Outlook] = {}
         self._typical: dict[tuple[str, int], list[float]] = {}
+        self.uses: dict[int, float] = {}
+        self.rates: dict[int, float] = {}
+        self.following = "use"
         self.horizon = 60.0
         self.renewals = 0
         self._cells = 0
@@ -59,14 +63,42 @@ class Scoring:
         share = starts / max(1, sum(tenant.started for tenant in tenants))
         for tenant in tenants:
             self._tenant(tenant, now, share * tenant.started, scores)
-        self._order.rescore(scores)
+        self.uses, self.rates = (
+            scores,
+            {
+                group: rate
+                for tenant in tenants
+                for agent in tenant.agents
+                for _, group in agent.segments
+                for rate in (agent.rate(now, self.horizon),)
+            },
+        )
+        self.follow(self.following)
         return True
+
+    def follow(self, name: str) -> None:
+        """Order by `use` (expected use) or by `rate` (how often anchors were used)."""
+        self.following = name
+        self._order.rescore(self.uses if name == "use" else self.rates)
+
+    def use(self, group: int) -> float:
+        """Return the hit density that is expected of *group*."""
+        return self.uses.get(group, 0.0)
+
+    def rate(self, group: int) -> float:
+        """Return how often *group* is used, if it is an anchor's."""
+        return self.rates.get(group, 0.0)
+
+    def _put(self, group: int, score: float) -> None:
+        self.uses[group] = score
+        if self.following == "use":
+            self._order.set_score(group, score)
 
     def touched(self, tenant: Tenant, session: Session, now: float) -> None:
         """Score the chains of *session* anew: something happened to it."""
         if not session.chains:
             return
-        put = self._order.set_score
+        put = self._put
         if session.phase == Phase.ENDED:
             for chain in session.chains.values():
                 put(chain.group, 0.0)
@@ -87,21 +119,27 @@ class Scoring:
         popped = self._order.popped
         marks = self._marks
         if not marks:
-            marks.append((now, popped, started))
+            marks.append((now, popped, started, self._order.passed))
         first = marks[0]
         seconds = max(now - first[0], 1e-3)
         if popped > first[1]:
-            horizon = self.capacity * seconds / (popped - first[1])
+            evicted = popped - first[1]
+            kept = max(evicted - (self._order.passed - first[3]), _LEAST_KEPT * evicted)
+            horizon = self.capacity * seconds / kept
             self.horizon = min(max(horizon, _HORIZON_S[0]), _HORIZON_S[1])
         rate = (started - first[2]) / seconds
         if popped - marks[-1][1] >= self.capacity / _WINDOWS:
-            marks.append((now, popped, started))
+            marks.append((now, popped, started, self._order.passed))
         return rate
 
     def _tenant(self, tenant: Tenant, now: float, starts: float, scores: dict[int, float]) -> None:
         tenant.bury(now)
         outlook = Outlook(
-            tenant.transitions, tenant.gaps, horizon=self.horizon, starts_per_s=starts
+            tenant.transitions,
+            tenant.gaps,
+            horizon=self.horizon,
+            starts_per_s=starts,
+            unnoticed=tenant.unnoticed,
         )
         self._outlooks[tenant.name] = outlook
         agents = sorted(
@@ -121,6 +159,7 @@ class Scoring:
         unused = -outlook.newcomers
         if every:
             q = outlook.uses(every, [tenant.trust(session.agent) for session in every], now)
+            tenant.unnoticed = float((1.0 - outlook.living[: len(live)]).sum())
             left = np.log1p(-np.minimum(q, 0.999999))
             unused = unused + left[: len(live)].sum(0)
             rows = outlook.density(q)

@@ -47,6 +47,8 @@ class Session:
 
     key: str
     hinted: bool
+    earlier: int = 0
+    """Symbol of the agent before *before*; 0 is the start."""
     before: int = 0
     """Symbol of the agent before the last one; 0 is the start."""
     agent: int = 0

@@ -26,6 +26,8 @@ class Tenant:
         """Sessions that may come back, in the order of their last arrival."""
         self.started = 0
         """Sessions begun so far."""
+        self.unnoticed = 0.0
+        """How many live sessions have probably ended, as last computed."""
         self._trust: dict[int, HintTrust] = {}
 
     def trust(self, symbol: int) -> HintTrust:
@@ -41,7 +43,7 @@ class Tenant:
             return
         session.phase = Phase.ENDED
         session.ended_by = session.agent
-        self.transitions.observe(session.before, session.agent, END)
+        self.transitions.observe(session.before, session.agent, END, earlier=session.earlier)
         self.live.pop(session.key, None)
 
     def bury(self, now: float) -> None:
@@ -103,3 +105,5 @@ class Tenant:
                 session.agent = 0
             if session.before == agent.symbol:
                 session.before = 0
+            if session.earlier == agent.symbol:
+                session.earlier = 0

@@ -1,4 +1,4 @@
-"""Which agent follows which: an online Markov chain of order 2 that backs off to 1 and 0."""
+"""Which agent follows which: an online Markov chain of order 3 that backs off to 2, 1 and 0."""
 
 import math
 from array import array
@@ -15,6 +15,9 @@ END = 0
 _EMPTY = 0xFFFF
 _CERTAIN = 4.0  # pseudo-counts of an edge that the graph says is certain
 _NEW = 0.3  # pseudo-count of a symbol that was never seen, in order 0
+_ESCAPE = 1.0  # pseudo-counts of the shorter context
+_ESCAPE_KINDS = 0.25  # and per kind of successor seen: the more, the less is known
+_FADE = 0.99  # of an order's merit, per observation
 _STALE = 32  # observations after which every row is computed anew
 _FAST, _SLOW = 0.25, 0.06  # how fast predictability falls, and how fast it rises
 
@@ -28,7 +31,7 @@ class Transitions:
 
     Symbols are small integers from 1; 0 is the session's end. Counts are kept per context in a
     fixed number of slots, the rarest successor of a context is forgotten first, so that the state
-    never grows: it is one table of order-1 contexts (one per symbol) and a table of order-2
+    never grows: it is one table of order-1 contexts (one per symbol) and a table of longer
     contexts that are recycled least recently used first.
     """
 
@@ -44,7 +47,7 @@ class Transitions:
         self.width = successors
         self.forgetting = forgetting
         """Factor on a context's counts at each of its observations; 1 remembers for ever."""
-        self._pairs = 3 * symbols if contexts is None else contexts
+        self._pairs = 4 * symbols if contexts is None else contexts
         rows = symbols + 1 + self._pairs
         self._next = array("H", [_EMPTY]) * (rows * successors)
         self._count = array("f", [0.0]) * (rows * successors)
@@ -57,28 +60,38 @@ class Transitions:
             self._buckets *= 2
         self._slots = array("H", [_EMPTY]) * self._buckets
         self._clock = 0
-        self._rows: dict[tuple[int, int, tuple[int, ...]], Row] = {}
+        self._rows: dict[tuple[int, int, tuple[int, ...], int], Row] = {}
         self.version = 0
         """Changes whenever a prediction may have."""
+        self._merit = [0.0, 0.0, 0.0]  # faded log likelihood of orders 1 to 3
         self.used = 0
         """The highest symbol seen so far; rows and matrices stop there."""
         self._loss = 1.0  # moving average of log loss over that of a uniform guess
 
     # ---- learning --------------------------------------------------------------------------
 
-    def observe(self, before: int, now: int, then: int, weight: float = 1.0) -> float:
+    def observe(
+        self, before: int, now: int, then: int, *, earlier: int = 0, weight: float = 1.0
+    ) -> float:
         """
-        Learn that *then* followed *now*, which had followed *before*; return its log loss (nats).
+        Learn that *then* followed *now*, which had followed *before*, which had followed *earlier*.
 
+        Returns the log loss (nats) of what was predicted.
         *now* is END for a session's first request, *then* is END when it ended.
         """
         self.used = max(self.used, before, now, then)
-        probability = self.probability(before, now, then)
+        found = self._probabilities(before, now, then, earlier)
+        weights = self._weights()
+        probability = sum(w * p for w, p in zip(weights, found, strict=True))
         loss = -math.log(max(probability, 1e-12))
+        for order, p in enumerate(found):
+            self._merit[order] = _FADE * self._merit[order] + math.log(max(p, 1e-6))
         self._surprise(loss)
         self._add(now, then, weight)
         if now != END:
-            self._add(self._pair(before, now), then, weight)
+            self._add(self._context_row(0, before, now), then, weight)
+            if before != END:
+                self._add(self._context_row(earlier + 1, before, now), then, weight)
         self._zero[then] += weight
         self._changed(now)
         return loss
@@ -143,7 +156,7 @@ class Transitions:
                     self._count[at] = 0.0
         for slot in range(self._pairs):
             packed = self._context[slot]
-            if packed and symbol in ((packed - 1) // (self.symbols + 1), self._now(packed)):
+            if packed and symbol in self._unpack(packed):
                 self._clear(self.symbols + 1 + slot)
         self._rows.clear()
         self.version += 1
@@ -154,10 +167,18 @@ class Transitions:
             self._count[at] = 0.0
         self._total[row] = 0.0
 
-    # ---- order-2 contexts: open addressing over recycled rows ------------------------------
+    # ---- longer contexts: open addressing over recycled rows ------------------------------
 
-    def _now(self, packed: int) -> int:
-        return (packed - 1) % (self.symbols + 1)
+    def _pack(self, deep: int, before: int, now: int) -> int:
+        """Number a context; *deep* is 0 for order 2, else 1 + the symbol before *before*."""
+        size = self.symbols + 2
+        return (deep * size + before) * size + now + 1
+
+    def _unpack(self, packed: int) -> tuple[int, int, int]:
+        size = self.symbols + 2
+        rest, now = divmod(packed - 1, size)
+        deep, before = divmod(rest, size)
+        return deep - 1, before, now
 
     def _find(self, packed: int) -> int:
         mask = self._buckets - 1
@@ -170,8 +191,8 @@ class Transitions:
                 return slot
             at = (at + 1) & mask
 
-    def _pair(self, before: int, now: int) -> int:
-        packed = before * (self.symbols + 1) + now + 1
+    def _context_row(self, deep: int, before: int, now: int) -> int:
+        packed = self._pack(deep, before, now)
         slot = self._find(packed)
         self._clock += 1
         if slot < 0:
@@ -203,46 +224,65 @@ class Transitions:
         """Return how often *symbol* followed anything."""
         return self._zero[symbol]
 
-    def _orders(self, before: int, now: int) -> Iterator[tuple[int, float]]:
-        """Yield (row, weight of what lies below it) from order 1 up."""
-        yield now, 1.0
-        if now != END:
-            slot = self._find(before * (self.symbols + 1) + now + 1)
+    def _orders(self, earlier: int, before: int, now: int) -> Iterator[tuple[int, int]]:
+        """Yield (row, order) of the contexts that are known, from order 1 up."""
+        yield now, 1
+        if now == END:
+            return
+        slot = self._find(self._pack(0, before, now))
+        if slot >= 0:
+            yield self.symbols + 1 + slot, 2
+        if before != END:
+            slot = self._find(self._pack(earlier + 1, before, now))
             if slot >= 0:
-                yield self.symbols + 1 + slot, 1.0
+                yield self.symbols + 1 + slot, 3
 
-    def probability(self, before: int, now: int, then: int) -> float:
+    def _weights(self) -> list[float]:
+        """Return how much to believe each order, 1 to 3: by how well it predicted lately."""
+        best = max(self._merit)
+        raw = [math.exp(merit - best) for merit in self._merit]
+        total = sum(raw)
+        return [each / total for each in raw]
+
+    def probability(self, before: int, now: int, then: int, earlier: int = 0) -> float:
         """Return the probability that *then* comes next."""
+        found = self._probabilities(before, now, then, earlier)
+        return sum(w * p for w, p in zip(self._weights(), found, strict=True))
+
+    def _probabilities(self, before: int, now: int, then: int, earlier: int) -> list[float]:
+        """Return the probability of *then* with contexts of at most 1, 2 and 3 symbols."""
         total = sum(self._zero)
         p = (self._zero[then] + _NEW) / (total + _NEW * (self.used + 1))
-        for row, alpha in self._orders(before, now):
+        found = [p, p, p]
+        for row, order in self._orders(earlier, before, now):
             seen, kinds = 0.0, 0
             for at in range(row * self.width, (row + 1) * self.width):
                 if self._count[at] > 0:
                     kinds += 1
                     if self._next[at] == then:
                         seen = self._count[at]
-            escape = alpha + 0.25 * kinds
+            escape = _ESCAPE + _ESCAPE_KINDS * kinds
             p = (seen + escape * p) / (self._total[row] + escape)
-        return p
+            found[order - 1 :] = [p] * (4 - order)
+        return found
 
-    def row(self, before: int, now: int, certain: Sequence[int] = ()) -> Row:
+    def row(self, before: int, now: int, certain: Sequence[int] = (), *, earlier: int = 0) -> Row:
         """
         Return the distribution of what comes next, END first, length used + 1.
 
         *certain* are the only successors that the caller's graph allows here; they are a strong
         prior, not a law. The row may be a few observations of other contexts old.
         """
-        key = (before, now, tuple(certain))
+        key = (before, now, tuple(certain), earlier)
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = self._row(before, now, certain)
+            row = self._rows[key] = self._row(before, now, certain, earlier)
         return row
 
-    def _row(self, before: int, now: int, certain: Sequence[int]) -> Row:
+    def _row(self, before: int, now: int, certain: Sequence[int], earlier: int) -> Row:
         zero = np.asarray(self._zero[: self.used + 1], dtype=np.float64)
         p = (zero + _NEW) / (zero.sum() + _NEW * len(zero))
-        p = self._up(p, self._orders(before, now))
+        p = self._up(p, self._orders(earlier, before, now))
         if certain:
             prior = np.zeros_like(p)
             known = [symbol for symbol in certain if symbol < len(p)]
@@ -252,17 +292,20 @@ class Transitions:
             p = (n * 0.25 * p + _CERTAIN * prior) / (n * 0.25 + _CERTAIN)
         return p
 
-    def _up(self, p: Row, orders: Iterator[tuple[int, float]]) -> Row:
-        for row, alpha in orders:
+    def _up(self, p: Row, orders: Iterator[tuple[int, int]]) -> Row:
+        found = [p, p, p]
+        for row, order in orders:
             counts = np.zeros_like(p)
             kinds = 0
             for at in range(row * self.width, (row + 1) * self.width):
                 if self._count[at] > 0:
                     kinds += 1
                     counts[self._next[at]] += self._count[at]
-            escape = alpha + 0.25 * kinds
+            escape = _ESCAPE + _ESCAPE_KINDS * kinds
             p = (counts + escape * p) / (self._total[row] + escape)
-        return p
+            found[order - 1 :] = [p] * (4 - order)
+        one, two, three = self._weights()
+        return np.asarray(one * found[0] + two * found[1] + three * found[2])
 
     def matrix(self) -> Row:
         """Return the order-1 matrix, (used + 1)²; row END is a session's first agent."""
@@ -276,13 +319,13 @@ class Transitions:
         counts = np.zeros((size, size))
         rows, columns = np.nonzero(count > 0)
         counts[rows, nxt[rows, columns]] = count[rows, columns]
-        escape = 1.0 + 0.25 * (count > 0).sum(1)
+        escape = _ESCAPE + _ESCAPE_KINDS * (count > 0).sum(1)
         total = np.frombuffer(self._total, dtype=np.float32)[:size]
         return np.asarray((counts + escape[:, None] * p0) / (total + escape)[:, None])
 
-    def top(self, before: int, now: int, n: int) -> list[int]:
+    def top(self, before: int, now: int, n: int, *, earlier: int = 0) -> list[int]:
         """Return the *n* most probable successors that were seen, best first."""
-        p = self.row(before, now)
+        p = self.row(before, now, earlier=earlier)
         order = sorted(range(len(p)), key=lambda symbol: (-p[symbol], symbol))
         return [symbol for symbol in order if self._zero[symbol] > 0][:n]
 
@@ -302,6 +345,7 @@ class Transitions:
             "stamp": self._stamp.tolist(),
             "clock": self._clock,
             "loss": self._loss,
+            "merit": list(self._merit),
         }
 
     def restore(self, state: dict[str, object]) -> None:
@@ -321,6 +365,10 @@ class Transitions:
         self.used = max((s for s, count in enumerate(self._zero) if count > 0), default=0)
         self._clock = int(str(state["clock"]))
         self._loss = float(str(state["loss"]))
+        merit = state["merit"]
+        if not isinstance(merit, list) or len(merit) != 3:
+            raise ValueError("field 'merit' of the snapshot is damaged")
+        self._merit = [float(each) for each in merit]
         self._rebuild()
         self._rows.clear()
         self.version += 1
