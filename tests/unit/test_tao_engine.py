@@ -181,9 +181,23 @@ def test_readiness_keeps_the_room_of_who_is_about_to_return() -> None:
         tao.event(SessionEvent(session=away, tool=running), now=0.0)
         tao.event(SessionEvent(session=back, tool=ended), now=0.0)
         assert tao.submit(turn("c", "c", 4096), now=0.0)
-        assert tao.step(now=0.0).placements == ()
+        assert tao.step(now=1.0).placements == ()
         states = {s.id[1]: s.state for s in tao.ledger.sessions.values()}
         assert (states[back], states[away]) == (SessionState.TOOL, SessionState.PAUSED)
+
+
+def test_a_decision_that_can_only_take_kept_rooms_is_made_at_intervals() -> None:
+    """While all free room is kept for gaps, a decision is made once per joint_s, not per event."""
+    tao = engine(1, capacity=9000, joint_s=5.0)
+    run(tao, "a1", "a", now=0.0)
+    run(tao, "b1", "b", now=0.0)
+    assert tao.submit(turn("x", "x", 1000), now=0.0)
+    assert tao.step(now=0.0).placements
+    assert tao.submit(turn("c", "c", 4000), now=0.0)
+    decided = [t for t in range(8) if tao.snapshot(now=t / 2) is not None]
+    assert decided == []
+    assert tao.snapshot(now=5.0) is not None
+    assert tao.snapshot(now=5.5) is None
 
 
 def test_what_a_node_reports_is_its_credit() -> None:

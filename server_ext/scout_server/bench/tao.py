@@ -146,7 +146,7 @@ ABLATIONS: dict[str, Callable[[], Route | TaoSettings]] = {
     "TAO, ThunderAgent order": lambda: TaoSettings(evaluator="thunderagent"),
     "TAO, best-fit decreasing": lambda: TaoSettings(planner="best-fit-decreasing"),
     "TAO, only reported credit": lambda: TaoSettings(credit=CreditSettings(trust_computed=False)),
-    "TAO, joint every 5 s": lambda: TaoSettings(joint_s=5.0),
+    "TAO, every event decided": lambda: TaoSettings(joint_s=0.0),
 }
 
 

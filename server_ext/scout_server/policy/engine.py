@@ -37,9 +37,8 @@ class TaoSettings:
     """Off: every session in a gap counts as not ready (an ablation)."""
     origin_share: Annotated[float, Interval(ge=0, le=1)] = 0.25
     """A session waits for its origin while its credit there is at least this share of its size."""
-    joint_s: Annotated[float, Ge(0)] = 0.0
-    """Rooms kept for gaps are weighed against the queue this often; between, they stand.
-    0: in every decision. More is cheaper and admits a little worse."""
+    joint_s: Annotated[float, Ge(0)] = 1.0
+    """How often a decision is made that could admit only by taking rooms kept for gaps."""
     max_waiting: Annotated[int, Ge(1)] = 4096
     """Requests held at the same time; more are refused."""
 
@@ -73,8 +72,6 @@ class Snapshot:
     rooms: tuple[Room, ...]
     reserved: tuple[tuple[str, str], ...]
     settings: TaoSettings
-    kept: tuple[Placement, ...] = ()
-    """Rooms of gaps that stand, whatever is decided; they are not in *rooms*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +94,7 @@ class _Waiting:
 def make_plan(snapshot: Snapshot) -> Plan:
     """Return the decision for a snapshot; pure, for a worker thread or process."""
     settings = snapshot.settings
-    plan = decide(
+    return decide(
         snapshot.candidates,
         snapshot.rooms,
         evaluator=evaluator(settings.evaluator, settings.objective),
@@ -106,7 +103,6 @@ def make_plan(snapshot: Snapshot) -> Plan:
         reserved=dict(snapshot.reserved),
         now=snapshot.now,
     )
-    return replace(plan, kept=plan.kept + snapshot.kept) if snapshot.kept else plan
 
 
 class TaoEngine:
@@ -261,14 +257,9 @@ class TaoEngine:
             for session in self.ledger.sessions.values()
             if (gap := self._gap(session, now=now)) is not None
         ]
-        kept: tuple[Placement, ...] = ()
-        if now < self._joint and all(room.running for room in rooms):
-            rooms, kept = self._without(rooms, gaps)
-            gaps = []
-            if not self._any_fits(rooms):
-                return None
-        else:
-            self._joint = now + self.settings.joint_s
+        if now < self._joint and not self._any_fits(_beside(rooms, gaps)):
+            return None  # somebody would have to lose a kept room: weighed at intervals
+        self._joint = now + self.settings.joint_s
         most = self.settings.admission.max_pool
         held = sorted(self.waiting.values(), key=lambda w: (w.arrived, w.turn.key))[:most]
         candidates = [self._waiting(w, now=now) for w in held]
@@ -280,7 +271,6 @@ class TaoEngine:
             rooms=tuple(rooms),
             reserved=tuple(sorted(self.reserved.items())),
             settings=self.settings,
-            kept=kept,
         )
 
     def apply(self, plan: Plan, *, now: float) -> Applied:
@@ -481,24 +471,6 @@ class TaoEngine:
             for held in self.waiting.values()
         )
 
-    def _without(
-        self, rooms: Sequence[Room], gaps: Sequence[Candidate]
-    ) -> tuple[list[Room], tuple[Placement, ...]]:
-        """Return what is left of *rooms* beside the kept rooms of *gaps*, and those."""
-        taken: dict[str, int] = {}
-        kept: list[Placement] = []
-        for gap in gaps:
-            (node,) = gap.credits
-            taken[node] = taken.get(node, 0) + gap.footprint
-            session = self.ledger.sessions[gap.tenant, gap.session]
-            if session.state is not SessionState.TOOL:
-                continue  # paused: it may get its room back, but does not keep it now
-            kept.append(
-                Placement(key=gap.key, session=gap.session, node=node, credit=gap.footprint)
-            )
-        left = [replace(r, tokens=max(0, r.tokens - taken.get(r.node, 0))) for r in rooms]
-        return left, tuple(kept)
-
     def _objection(self, placement: Placement) -> str | None:
         """Return why a placement is void by now; None: it stands."""
         held = self.waiting.get(placement.key)
@@ -515,6 +487,18 @@ class TaoEngine:
         if requests >= node.slots or tokens + min(need, node.capacity) > node.capacity:
             return "room"
         return None
+
+
+def _beside(rooms: Sequence[Room], gaps: Sequence[Candidate]) -> list[Room]:
+    """Return what is left of busy *rooms* beside those of *gaps*; idle ones are left whole."""
+    taken: dict[str, int] = {}
+    for gap in gaps:
+        (node,) = gap.credits
+        taken[node] = taken.get(node, 0) + gap.footprint
+    return [
+        replace(r, tokens=max(0, r.tokens - taken.get(r.node, 0))) if r.running else r
+        for r in rooms
+    ]
 
 
 def _named_prefix(turn: Turn) -> Turn:
