@@ -53,6 +53,8 @@ class Section:
 SECTIONS: tuple[Section, ...] = (
     Section("policy", "scout_server.policy.runtime:PolicySettings"),
     Section("tenancy", "scout_server.tenancy:TenancySettings"),
+    Section("ingress", "scout_server.ingress.settings:IngressSettings"),
+    Section("snapshot", "scout_server.snapshot:SnapshotSettings"),
     Section("embedded", "scout_server.embedded.settings:EmbeddedSettings"),
     Section("vllm", "scout_server.vllm.settings:VllmSettings"),
     Section("gateway", "scout_server.gateway.settings:GatewaySettings"),

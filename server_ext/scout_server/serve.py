@@ -77,7 +77,9 @@ def serve_embedded(
     """Run the embedded engine until it is stopped."""
     from scout_server.embedded.launch import serve
     from scout_server.embedded.settings import EmbeddedSettings
+    from scout_server.ingress.settings import IngressSettings
     from scout_server.policy.runtime import PolicySettings
+    from scout_server.snapshot import SnapshotSettings
     from scout_server.tenancy import TenancySettings
 
     own: dict[str, object] = {}
@@ -93,7 +95,13 @@ def serve_embedded(
         host = f"[{engine.host}]" if ":" in engine.host else engine.host
         where = f"http://{host}:{engine.port}/v1"
         Console(stderr=True).print(f"embedded engine ({engine.policy}) at {where}", markup=False)
-    serve(engine, settings.of(PolicySettings), settings.of(TenancySettings))
+    serve(
+        engine,
+        settings.of(PolicySettings),
+        settings.of(TenancySettings),
+        settings.of(IngressSettings),
+        settings.of(SnapshotSettings),
+    )
 
 
 def _additional_config(args: Sequence[str]) -> tuple[list[str], dict[str, object]]:

@@ -18,7 +18,7 @@ def test_a_message_within_the_budget_is_taken_whole():
     taken = EventDesk(IngressSettings()).take(message(3), "t", now=0.0)
 
     assert [event.session for event in taken.events] == ["s0", "s1", "s2"]
-    assert taken.answer() == {"accepted": 3, "rejected": 0, "clipped": 0}
+    assert taken.answer() == {"accepted": 3, "rejected": 0}
     assert taken.status == 202
 
 

@@ -15,18 +15,17 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from scout_sdk import _wire
-from scout_sdk._hints import HintOutcome, Hints
 from scout_sdk._limits import MAX_EVENTS, MAX_EVENTS_BYTES, MAX_HEADERS_BYTES
-from scout_sdk.sleep import expected_seconds_of_call
-from scout_server import foreign
 from scout_server.embedded.bodies import ChatForm, CompletionForm, Form, ResponseForm
 from scout_server.embedded.engine import Engine, Generation
 from scout_server.embedded.errors import ApiError
 from scout_server.embedded.metrics import Metrics
 from scout_server.embedded.parse import Call, parse_chat, parse_completion, parse_response
 from scout_server.embedded.settings import EmbeddedSettings
+from scout_server.ingress import EventDesk, IngressSettings, RequestReader, expected_tools
 from scout_server.policy.runtime import PolicySettings
-from scout_server.tenancy import TenancySettings, tenant_of
+from scout_server.snapshot import SnapshotSettings
+from scout_server.tenancy import TenancySettings
 
 __all__ = ["make_app"]
 
@@ -40,6 +39,8 @@ def make_app(
     settings: EmbeddedSettings,
     policy: PolicySettings | None = None,
     tenancy: TenancySettings | None = None,
+    ingress: IngressSettings | None = None,
+    snapshots: SnapshotSettings | None = None,
     *,
     engine: Engine | None = None,
 ) -> Starlette:
@@ -50,10 +51,12 @@ def make_app(
     """
     if engine is None:
         engine = Engine(settings, policy)
-    api = _Api(engine, TenancySettings() if tenancy is None else tenancy)
+    api = _Api(engine, tenancy or TenancySettings(), ingress or IngressSettings())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        if snapshots is not None:
+            engine.keep(snapshots)
         yield
         engine.close()
 
@@ -104,9 +107,16 @@ async def _fault(request: Request, error: Exception) -> Response:
 class _Api:
     """What the routes share."""
 
-    def __init__(self, engine: Engine, tenancy: TenancySettings) -> None:
+    def __init__(self, engine: Engine, tenancy: TenancySettings, ingress: IngressSettings) -> None:
         self.engine = engine
-        self.tenancy = tenancy
+        self.ingress = ingress
+        self.reader = RequestReader(
+            ingress,
+            tenancy,
+            max_agents=engine.policy.max_agents,
+            max_sessions=engine.policy.max_sessions,
+        )
+        self.desk = EventDesk(ingress)
         self.metrics = Metrics(engine)
         self.started = int(time.time())
 
@@ -134,7 +144,14 @@ class _Api:
 
     async def capabilities(self, request: Request) -> Response:
         """Say what this server takes; the SDK stops sending what is not listed."""
-        engine = self.engine
+        engine, policy = self.engine, self.engine.policy
+        features = list(_FEATURES)
+        if policy.hints and self.ingress.foreign_hints:
+            features.append("foreign-hints")
+        if self.ingress.tool_calls:
+            features.append("tool-calls")
+        if not policy.hints:
+            features = [name for name in features if name not in ("events", "hints")]
         return JSONResponse(
             {
                 "version": _wire.VERSION,
@@ -144,12 +161,15 @@ class _Api:
                     "engine": "embedded",
                     "engine_version": metadata.version("scout-sdk"),
                 },
-                "features": list(_FEATURES) if engine.faulted is None else [],
+                "features": features if engine.faulted is None else [],
                 "problems": [] if engine.faulted is None else [engine.faulted],
                 "limits": {
                     "headers_bytes": MAX_HEADERS_BYTES,
                     "events": MAX_EVENTS,
                     "events_bytes": MAX_EVENTS_BYTES,
+                    "events_per_s": self.ingress.events_per_s,
+                    "agents": policy.max_agents,
+                    "sessions": policy.max_sessions,
                     "body_bytes": engine.settings.max_body_bytes,
                 },
             }
@@ -190,16 +210,16 @@ class _Api:
         )
 
     async def events(self, request: Request) -> Response:
-        """Take side-channel events; what is malformed is counted."""
+        """Take side-channel events; what is malformed, or over the tenant's budget, is counted."""
         body = await read_body(request, MAX_EVENTS_BYTES)
-        events, rejected = _wire.decode_events(body)
-        tenant = tenant_of(request.headers, self.tenancy)
+        tenant = self.reader.tenant(request.headers)
+        taken = self.desk.take(body, tenant, now=self.engine.now())
         if self.engine.policy.hints:
-            for event in events:
+            for event in taken.events:
                 self.engine.event(event, tenant=tenant)
-        self.metrics.rejected_events += rejected
-        status = 202 if events else 400
-        return JSONResponse({"accepted": len(events), "rejected": rejected}, status_code=status)
+        self.metrics.rejected_events += taken.rejected
+        self.engine.events["clipped"] += taken.clipped
+        return JSONResponse(taken.answer(), status_code=taken.status)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -263,20 +283,21 @@ class _Completions:
         self, request: Request, body: Mapping[str, object], call: Call
     ) -> tuple[Generation, dict[str, str]]:
         api = self._api
-        hints, outcomes = _hints_of(request, body)
+        arrival = api.reader.read(request.headers, body)
         if not api.engine.policy.hints or api.engine.faulted is not None:
-            hints, outcomes = None, dict.fromkeys(outcomes, HintOutcome.IGNORED)
-        for field, outcome in outcomes.items():
+            arrival = arrival.ignored()
+        for field, outcome in arrival.outcomes.items():
             api.metrics.outcome(field, outcome)
+        calls = call.reply.calls if api.ingress.tool_calls else ()
         generation = api.engine.submit(
             call.prompt,
             call.reply,
-            hints=hints,
-            tenant=tenant_of(request.headers, api.tenancy),
+            hints=arrival.hints,
+            tenant=arrival.tenant,
             salt=call.salt,
-            tools=_expected(call),
+            tools=expected_tools((tool.name, tool.arguments) for tool in calls),
         )
-        value = _wire.encode_outcome(outcomes)
+        value = _wire.encode_outcome(arrival.outcomes)
         return generation, {_wire.OUTCOME_HEADER: value} if value else {}
 
 
@@ -316,24 +337,3 @@ async def _send(send: Send, chunks: Iterator[bytes]) -> None:
     data = b"".join(chunks)
     if data:
         await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def _expected(call: Call) -> tuple[tuple[str, float | None], ...]:
-    """Return the tools that the reply calls, and how long their arguments say that they take."""
-    tools = []
-    for tool in call.reply.calls:
-        expectation = expected_seconds_of_call(tool.name, tool.arguments)
-        tools.append((tool.name, expectation.seconds if expectation is not None else None))
-    return tuple(tools)
-
-
-def _hints_of(
-    request: Request, body: Mapping[str, object]
-) -> tuple[Hints | None, dict[str, HintOutcome]]:
-    """Return the hints of our headers, completed by those that other clients send."""
-    decoded = _wire.decode(request.headers.items())
-    try:
-        other = foreign.read(request.headers, body)
-        return foreign.merge(decoded.hints, other), {**other.outcomes, **decoded.outcomes}
-    except Exception:  # a hint never fails a request
-        return decoded.hints, dict(decoded.outcomes)

@@ -19,6 +19,7 @@ from scout_server.replica.hashing import block_hashes
 from scout_server.replica.replica import Replica, RequestTooLargeError
 from scout_server.replica.request import Request
 from scout_server.replica.results import Counters, StepResult
+from scout_server.snapshot import Keeper, SnapshotSettings, keeper_of
 
 __all__ = ["Engine", "Generation"]
 
@@ -96,6 +97,7 @@ class Engine:
         """Told the seconds from a request's arrival to its first token."""
         self.on_finish: Callable[[Request], None] = _nobody_
         """Told of every request that ended with a reply."""
+        self._keeper: Keeper | None = None
         self._before: list[Counters] = []
         self.replica = self._replica(policy)
         self._clock = clock
@@ -205,12 +207,20 @@ class Engine:
         except Exception as error:
             self._fault(error)
 
+    def keep(self, settings: SnapshotSettings) -> None:
+        """Go on with what was learnt before, and keep what is learnt; identity off keeps none."""
+        if self.policy.hints or self.policy.fingerprints:
+            self._keeper = keeper_of(settings, self.replica.core, now=self.now())
+
     def close(self) -> None:
-        """Stop the timer and end every request."""
+        """Stop the timer, end every request, and write what was learnt."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._end_all(ApiError("the server is shutting down", status=503))
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
 
     def _catch_up(self) -> float:
         """Make every step that is due, so that the replica may be told something; return now."""
@@ -234,6 +244,8 @@ class Engine:
         except Exception as error:
             self._fault(error)
             due = self.replica.next_event_time()
+        if self._keeper is not None:
+            self._keeper.tick(now=self.now())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -272,6 +284,7 @@ class Engine:
             self.faulted = f"{type(error).__name__}: {error}"
         self._end_all(ApiError("the engine had a fault; try again", status=503))
         self._before = [self.counters()]
+        self._keeper = None  # the file keeps what was learnt before the fault
         self.replica = self._replica(replace(self.policy, hints=False, fingerprints=False))
 
 

@@ -3,20 +3,23 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
 
 from scout_sdk._errors import ConfigError
+from scout_server.config import load
 from scout_server.embedded.api import make_app
 from scout_server.embedded.engine import Engine
 from scout_server.embedded.settings import EmbeddedSettings
+from scout_server.ingress import IngressSettings
 from scout_server.policy.runtime import PolicySettings
+from scout_server.snapshot import SnapshotSettings
 from scout_server.tenancy import TenancySettings
 
-__all__ = ["RunningServer", "app", "running_server", "serve"]
+__all__ = ["RunningServer", "app", "configured", "running_server", "serve"]
 
 _START_S = 30.0
 
@@ -25,21 +28,38 @@ def app(
     settings: EmbeddedSettings | None = None,
     policy: PolicySettings | None = None,
     tenancy: TenancySettings | None = None,
+    ingress: IngressSettings | None = None,
+    snapshots: SnapshotSettings | None = None,
 ) -> Starlette:
     """Return the embedded engine as an ASGI application."""
-    return make_app(EmbeddedSettings() if settings is None else settings, policy, tenancy)
+    return make_app(settings or EmbeddedSettings(), policy, tenancy, ingress, snapshots)
+
+
+def configured(document: Mapping[str, object]) -> Starlette:
+    """Return the application that a configuration document describes, for importers by name."""
+    loaded = load(document)
+    return make_app(
+        loaded.of(EmbeddedSettings),
+        loaded.of(PolicySettings),
+        loaded.of(TenancySettings),
+        loaded.of(IngressSettings),
+        loaded.of(SnapshotSettings),
+    )
 
 
 def serve(
     settings: EmbeddedSettings,
     policy: PolicySettings | None = None,
     tenancy: TenancySettings | None = None,
+    ingress: IngressSettings | None = None,
+    snapshots: SnapshotSettings | None = None,
     *,
     log_level: str = "info",
 ) -> None:
     """Serve until the process is told to stop; ConfigError when the address cannot be had."""
     listening = _listen(settings.host, settings.port)
-    server = uvicorn.Server(_config(make_app(settings, policy, tenancy), log_level))
+    application = make_app(settings, policy, tenancy, ingress, snapshots)
+    server = uvicorn.Server(_config(application, log_level))
     server.run(sockets=[listening])
 
 
@@ -58,10 +78,12 @@ def running_server(
     settings: EmbeddedSettings | None = None,
     policy: PolicySettings | None = None,
     tenancy: TenancySettings | None = None,
+    ingress: IngressSettings | None = None,
+    snapshots: SnapshotSettings | None = None,
 ) -> Iterator[RunningServer]:
     """Serve on a free port of the loopback interface, from a thread, as long as the block runs."""
     settings = EmbeddedSettings() if settings is None else settings
-    application = make_app(settings, policy, tenancy)
+    application = make_app(settings, policy, tenancy, ingress, snapshots)
     listening = _listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     server = _Server(_config(application, "warning"))

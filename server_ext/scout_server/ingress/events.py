@@ -27,12 +27,9 @@ class Taken:
         return 202 if self.events or self.clipped else 400
 
     def answer(self) -> dict[str, int]:
-        """Return the body of the answer."""
-        return {
-            "accepted": len(self.events),
-            "rejected": self.rejected,
-            "clipped": self.clipped,
-        }
+        """Return the body of the answer; `clipped` is in it where there are any."""
+        answer = {"accepted": len(self.events), "rejected": self.rejected}
+        return answer | {"clipped": self.clipped} if self.clipped else answer
 
 
 class EventDesk:
