@@ -67,3 +67,82 @@ def test_a_failed_save_keeps_the_old_state(tmp_path):
 
     assert snapshot.load(path) == {"a": 1}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+class _Learner:
+    def __init__(self, state=None):
+        self.state = state or {"version": 1}
+
+    def snapshot(self):
+        return dict(self.state)
+
+    def restore(self, state):
+        if "bad" in state:
+            raise ValueError("bad")
+        self.state = dict(state)
+
+
+def _written(keeper):
+    if keeper._writer is not None:
+        keeper._writer.join(10)
+
+
+def test_a_keeper_writes_at_intervals_and_at_the_end(tmp_path):
+    """
+    Nothing is written before an interval has passed; the last word is what was known at the end.
+    """
+    path = tmp_path / "state.json"
+    learner = _Learner()
+    keeper = snapshot.Keeper(path, learner, interval_s=60, now=0.0)
+    keeper.tick(now=59.0)
+    assert not path.exists()
+    learner.state = {"n": 1}
+    keeper.tick(now=60.0)
+    _written(keeper)
+    assert snapshot.load(path) == {"n": 1}
+    learner.state = {"n": 2}
+    keeper.tick(now=119.0)
+    _written(keeper)
+    assert snapshot.load(path) == {"n": 1}
+    keeper.close()
+    assert snapshot.load(path) == {"n": 2}
+    assert snapshot.Keeper(path, learner, interval_s=60, now=0.0).restored
+
+
+def test_a_keeper_whose_file_cannot_be_written_says_it_once(tmp_path, caplog):
+    """
+    A full or forbidden disk is one line in the log, not a line a minute and not a fault.
+    """
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    keeper = snapshot.Keeper(blocked / "state.json", _Learner(), interval_s=1, now=0.0)
+    for minute in range(1, 4):
+        keeper.tick(now=float(minute))
+        _written(keeper)
+    keeper.close()
+
+    assert len([r for r in caplog.records if "cannot keep" in r.message]) == 1
+
+
+def test_a_state_that_cannot_be_restored_is_set_aside(tmp_path):
+    """
+    The learner's refusal is damage like any other.
+    """
+    path = tmp_path / "state.json"
+    snapshot.save(path, {"bad": 1})
+    keeper = snapshot.Keeper(path, _Learner(), interval_s=60, now=0.0)
+
+    assert not keeper.restored
+    assert (tmp_path / "state.json.damaged").exists()
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "state.json"), (2, "state-rank2.json")])
+def test_every_rank_has_a_file_of_its_own(tmp_path, rank, name):
+    """
+    Data-parallel ranks learn apart and are kept apart.
+    """
+    settings = snapshot.SnapshotSettings(state_file=str(tmp_path / "state.json"))
+    snapshot.keeper_of(settings, _Learner(), now=0.0, rank=rank).close()
+
+    assert (tmp_path / name).exists()
+    assert snapshot.keeper_of(snapshot.SnapshotSettings(), _Learner(), now=0.0) is None
