@@ -93,7 +93,7 @@ class Outlook:
             if total[-1] < _NEGLIGIBLE:
                 out[k + 1 :] = 0.0
                 break
-            term = np.convolve(term, pmf)[:_BINS]
+            term = np.asarray(np.convolve(term, pmf)[:_BINS], dtype=np.float64)
         return out
 
     def alive(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:

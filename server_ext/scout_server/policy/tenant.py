@@ -69,7 +69,7 @@ class Tenant:
             ],
             "transitions": self.transitions.snapshot(),
             "gaps": self.gaps.snapshot(),
-            "trust": {symbol: trust.snapshot() for symbol, trust in self._trust.items()},
+            "trust": {str(symbol): trust.snapshot() for symbol, trust in self._trust.items()},
         }
 
     def restore(self, state: Mapping[str, object]) -> None:
@@ -85,7 +85,7 @@ class Tenant:
         for name, symbol, uses, extends, returns in agents:
             agent = self.agents.restore(str(name), int(symbol))
             agent.uses, agent.extends, agent.returns = int(uses), float(extends), float(returns)
-        kept = {agent.symbol for agent in self.agents}
+        kept = {END, *(agent.symbol for agent in self.agents)}
         for symbol in range(1, self.transitions.used + 1):
             if symbol not in kept:
                 self.transitions.forget(symbol)
