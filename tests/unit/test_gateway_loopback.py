@@ -509,7 +509,7 @@ async def test_metrics_name_what_happened(start: Start) -> None:
     assert 'scout_gateway_requests_total{outcome="served"} 1.0' in text
     assert "scout_gateway_prompt_tokens_total 100.0" in text
     assert f'scout_gateway_node_up{{node="{s.nodes[0].url}"}} 1.0' in text
-    assert 'scout_gateway_plans_total{exact="true",method="dp"} 1.0' in text
+    assert 'scout_gateway_plans_total{exact="true",method="at-once"} 1.0' in text
 
 
 @pytest.mark.parametrize("worker", ["thread", "process"])

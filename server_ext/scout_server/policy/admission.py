@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt
 from scout_server.policy.discretise import discretise
 from scout_server.policy.placement import Candidate, Evaluator, Placement, Planner, Room
 
-__all__ = ["AdmissionSettings", "Plan", "decide"]
+__all__ = ["AdmissionSettings", "Plan", "best_room", "decide"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +148,12 @@ def decide(
     return _plan(
         pool, chosen, kept_free, evaluator, solution.exact, solution.method, solution.states, hidden
     )
+
+
+def best_room(candidate: Candidate, rooms: Sequence[Room], judge: Evaluator) -> str:
+    """Return the node that a decision over *candidate* alone would choose; it fits them all."""
+    left = {r.node: _Left(r, r.tokens, r.slots, set(r.prefixes)) for r in rooms}
+    return _best(candidate, sorted(left), left, judge)
 
 
 def _plan(

@@ -2,85 +2,25 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated
+from dataclasses import dataclass
 
-from annotated_types import Ge, Interval
-
-from scout_sdk._hints import Hints, SessionEvent
-from scout_server.policy.admission import AdmissionSettings, Plan, decide
-from scout_server.policy.credit import CreditSettings
-from scout_server.policy.evaluators import EvaluatorSettings, evaluator
-from scout_server.policy.ledger import Ledger, LedgerSettings, Session, SessionState
+from scout_sdk._hints import SessionEvent
+from scout_server.policy.admission import Plan, best_room
+from scout_server.policy.evaluators import evaluator
+from scout_server.policy.ledger import Ledger, Session, SessionState
 from scout_server.policy.placement import Candidate, Placement, Room
-from scout_server.policy.planners import PlannerSettings, planner
-from scout_server.policy.readiness import Readiness, ReadinessSettings
+from scout_server.policy.readiness import Readiness
+from scout_server.policy.turns import (
+    Applied,
+    Snapshot,
+    TaoSettings,
+    Turn,
+    beside,
+    make_plan,
+    with_named_prefix,
+)
 
 __all__ = ["Applied", "Snapshot", "TaoEngine", "TaoSettings", "Turn", "make_plan"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaoSettings:
-    """Settings of TAO; the same in the gateway, on Ray and in the simulator."""
-
-    evaluator: str = "tao"
-    """Name of the evaluator, which values a session on a node."""
-    planner: str = "dp"
-    """Name of the planner, which chooses who is admitted where."""
-    objective: EvaluatorSettings = field(default_factory=EvaluatorSettings)
-    search: PlannerSettings = field(default_factory=PlannerSettings)
-    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
-    credit: CreditSettings = field(default_factory=CreditSettings)
-    readiness: ReadinessSettings = field(default_factory=ReadinessSettings)
-    ledger: LedgerSettings = field(default_factory=LedgerSettings)
-    use_readiness: bool = True
-    """Off: every session in a gap counts as not ready (an ablation)."""
-    origin_share: Annotated[float, Interval(ge=0, le=1)] = 0.25
-    """A session waits for its origin while its credit there is at least this share of its size."""
-    joint_s: Annotated[float, Ge(0)] = 1.0
-    """How often a decision is made that could admit only by taking rooms kept for gaps."""
-    max_waiting: Annotated[int, Ge(1)] = 4096
-    """Requests held at the same time; more are refused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One request that wants to run."""
-
-    key: str
-    """Unique per request; submitting it again replaces it and keeps its place in the queue."""
-    session: str
-    tokens: int
-    """Tokens it will pin: prompt and output."""
-    tenant: str = ""
-    prefix: str | None = None
-    prefix_tokens: int = 0
-    """How many of *tokens* belong to the shared prefix."""
-    hints: Hints | None = None
-    nodes: frozenset[str] | None = None
-    """The only nodes it may run on; None: any."""
-    avoid: frozenset[str] = frozenset()
-    """Nodes that just failed it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Everything one decision needs; immutable, so that a worker may have it."""
-
-    now: float
-    candidates: tuple[Candidate, ...]
-    rooms: tuple[Room, ...]
-    reserved: tuple[tuple[str, str], ...]
-    settings: TaoSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """What became of a plan."""
-
-    placements: tuple[Placement, ...]
-    dropped: tuple[tuple[str, str], ...]
-    """(request, why) of placements that the present no longer allows."""
 
 
 @dataclass(slots=True)
@@ -89,20 +29,6 @@ class _Waiting:
     arrived: float
     kept: bool = False
     """Its session kept its room when the request came."""
-
-
-def make_plan(snapshot: Snapshot) -> Plan:
-    """Return the decision for a snapshot; pure, for a worker thread or process."""
-    settings = snapshot.settings
-    return decide(
-        snapshot.candidates,
-        snapshot.rooms,
-        evaluator=evaluator(settings.evaluator, settings.objective),
-        planner=planner(settings.planner, settings.search),
-        settings=settings.admission,
-        reserved=dict(snapshot.reserved),
-        now=snapshot.now,
-    )
 
 
 class TaoEngine:
@@ -116,6 +42,7 @@ class TaoEngine:
     def __init__(self, settings: TaoSettings | None = None) -> None:
         self.settings = settings or TaoSettings()
         make_plan(Snapshot(now=0, candidates=(), rooms=(), reserved=(), settings=self.settings))
+        self._evaluator = evaluator(self.settings.evaluator, self.settings.objective)
         self.ledger = Ledger(self.settings.ledger, self.settings.credit)
         self.readiness = Readiness(self.settings.readiness)
         self.waiting: OrderedDict[str, _Waiting] = OrderedDict()
@@ -151,7 +78,7 @@ class TaoEngine:
 
     def submit(self, turn: Turn, *, now: float) -> bool:
         """Put a request into the pool; False: the pool is full and it was not taken."""
-        turn = _named_prefix(turn)
+        turn = with_named_prefix(turn)
         old = self.waiting.get(turn.key)
         booking = self.ledger.release(turn.key)
         if old is None and len(self.waiting) >= self.settings.max_waiting:
@@ -252,12 +179,8 @@ class TaoEngine:
         rooms = self._rooms()
         if not self._any_fits(rooms):
             return None
-        gaps = [
-            gap
-            for session in self.ledger.sessions.values()
-            if (gap := self._gap(session, now=now)) is not None
-        ]
-        if now < self._joint and not self._any_fits(_beside(rooms, gaps)):
+        gaps = self._gaps(now=now)
+        if now < self._joint and not self._any_fits(beside(rooms, gaps)):
             return None  # somebody would have to lose a kept room: weighed at intervals
         self._joint = now + self.settings.joint_s
         most = self.settings.admission.max_pool
@@ -287,11 +210,8 @@ class TaoEngine:
             self._book(turn, placement.node, now=now)
             placements.append(placement)
         kept = {p.key for p in plan.kept}
-        for session in self.ledger.sessions.values():
-            if session.state in (SessionState.TOOL, SessionState.PAUSED):
-                session.state = (
-                    SessionState.TOOL if _gap_key(session) in kept else SessionState.PAUSED
-                )
+        for session in self.ledger.gaps.values():
+            session.state = SessionState.TOOL if _gap_key(session) in kept else SessionState.PAUSED
         self.reserved = {k: n for k, n in plan.reserved.items() if k in self.waiting}
         if dropped:
             self.changed = True
@@ -299,37 +219,40 @@ class TaoEngine:
 
     def resume(self, key: str, *, now: float) -> Placement | None:
         """
-        Start a request at once whose session kept its room; None: it waits for a decision.
+        Start a request at once where no decision is needed; None: it waits for one.
 
-        Its room was part of the last decision, so no new one is needed to give it back.
+        That is when its session kept its room, or when nobody else waits and it fits beside every
+        kept room: a decision over one request and nobody's loss would say the same.
         """
         held = self.waiting.get(key)
-        if held is None or not held.kept:
+        if held is None or self.reserved:
             return None
+        turn, kept = held.turn, held.kept
         held.kept = False
-        turn = held.turn
-        session = self.ledger.sessions[turn.tenant, turn.session]
-        origin = session.origin
-        k = 0 if origin is None else self.ledger.credits(session, now=now).get(origin, 0)
-        if origin is None or k <= 0 or origin in self.reserved.values() or origin in turn.avoid:
+        if not kept and len(self.waiting) > 1:
             return None
-        node = self.ledger.nodes[origin]
-        if turn.nodes is not None and origin not in turn.nodes:
+        candidate = self._waiting(held, now=now)
+        rooms = beside(self._rooms(), self._gaps(now=now), idle=True)
+        home = self.ledger.sessions[turn.tenant, turn.session].origin if kept else None
+        if kept and not (home is not None and candidate.credits.get(home)):
             return None
-        tokens, requests = self.ledger.used(origin)
-        rooms = sum(
-            self.ledger.credits(other, now=now).get(origin, 0)
-            for other in self.ledger.sessions.values()
-            if other.state is SessionState.TOOL and other.origin == origin
-        )
-        pressed = node.pressed and requests > 0
-        if node.draining or pressed or requests >= node.slots:
+        fitting = [
+            room
+            for room in rooms
+            if room.slots > 0
+            and turn.tokens <= room.tokens
+            and (home is None or room.node == home)
+            and (candidate.nodes is None or room.node in candidate.nodes)
+            and (candidate.homes is None or room.node in candidate.homes)
+        ]
+        if not fitting:
             return None
-        if tokens + rooms + turn.tokens > node.capacity:
-            return None
+        node = best_room(candidate, fitting, self._evaluator)
         del self.waiting[key]
-        self._book(turn, origin, now=now)
-        return Placement(key=key, session=turn.session, node=origin, credit=k)
+        self._book(turn, node, now=now)
+        return Placement(
+            key=key, session=turn.session, node=node, credit=candidate.credits.get(node, 0)
+        )
 
     def step(self, *, now: float) -> Applied:
         """Decide and apply at once, for drivers without a worker."""
@@ -392,10 +315,20 @@ class TaoEngine:
             expected=max(0, turn.tokens - max(credits.values(), default=0)),
         )
 
+    def _gaps(self, *, now: float) -> list[Candidate]:
+        """Return the candidates that gaps are; those that hold nothing any more are let go."""
+        found: list[Candidate] = []
+        for key, session in list(self.ledger.gaps.items()):
+            gap = self._gap(session, now=now)
+            if gap is not None:
+                found.append(gap)
+            elif not self.ledger.credits(session, now=now):
+                session.state = SessionState.PAUSED
+                del self.ledger.gaps[key]
+        return found
+
     def _gap(self, session: Session, *, now: float) -> Candidate | None:
         """Return the candidate that a session in a gap is; None: it holds nothing any more."""
-        if session.state not in (SessionState.TOOL, SessionState.PAUSED):
-            return None
         if session.origin is None:
             return None
         node = self.ledger.nodes.get(session.origin)
@@ -424,8 +357,8 @@ class TaoEngine:
     def _rooms(self) -> list[Room]:
         rooms = []
         resident: dict[str, int] = {}
-        for session in self.ledger.sessions.values():
-            if session.origin is not None and not session.running:
+        for session in self.ledger.gaps.values():
+            if session.origin is not None:
                 resident[session.origin] = resident.get(session.origin, 0) + 1
         for node in sorted(self.ledger.nodes.values(), key=lambda n: n.name):
             if not node.up or node.draining:
@@ -487,28 +420,6 @@ class TaoEngine:
         if requests >= node.slots or tokens + min(need, node.capacity) > node.capacity:
             return "room"
         return None
-
-
-def _beside(rooms: Sequence[Room], gaps: Sequence[Candidate]) -> list[Room]:
-    """Return what is left of busy *rooms* beside those of *gaps*; idle ones are left whole."""
-    taken: dict[str, int] = {}
-    for gap in gaps:
-        (node,) = gap.credits
-        taken[node] = taken.get(node, 0) + gap.footprint
-    return [
-        replace(r, tokens=max(0, r.tokens - taken.get(r.node, 0))) if r.running else r
-        for r in rooms
-    ]
-
-
-def _named_prefix(turn: Turn) -> Turn:
-    """Return *turn* with a prefix that is shared only with equally long ones, or with none."""
-    if turn.prefix is None or not 0 < turn.prefix_tokens < turn.tokens:
-        return replace(turn, prefix=None, prefix_tokens=0)
-    suffix = f"#{turn.prefix_tokens}"
-    if turn.prefix.endswith(suffix):
-        return turn
-    return replace(turn, prefix=turn.prefix + suffix)
 
 
 def _gap_key(session: Session) -> str:

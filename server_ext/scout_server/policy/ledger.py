@@ -90,6 +90,16 @@ class Session:
     seen: float = 0.0
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What is booked on one node."""
+
+    tokens: int = 0
+    requests: int = 0
+    prefixes: dict[str, list[int]] = field(default_factory=dict)
+    """Prefix -> sizes, one per request that has it; the largest counts."""
+
+
 class Ledger:
     """
     Books room for running requests; every booking ends by finish, cancel, node loss or lease.
@@ -108,6 +118,9 @@ class Ledger:
         self.nodes: dict[str, Node] = {}
         self.bookings: dict[str, Booking] = {}
         self.sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self.gaps: dict[tuple[str, str], Session] = {}
+        """Sessions in a gap of which a node may still hold something."""
+        self._tallies: dict[str, _Tally] = {}
 
     # ---- nodes -----------------------------------------------------------------------------
 
@@ -139,23 +152,15 @@ class Ledger:
 
     def used(self, name: str) -> tuple[int, int]:
         """Return (tokens, requests) booked on a node; a shared prefix counts once."""
-        tokens = requests = 0
-        prefixes: dict[str, int] = {}
-        for booking in self.bookings.values():
-            if booking.node == name:
-                requests += 1
-                tokens += booking.tokens
-                if booking.prefix is not None:
-                    prefixes[booking.prefix] = max(
-                        booking.prefix_tokens, prefixes.get(booking.prefix, 0)
-                    )
-        return tokens + sum(prefixes.values()), requests
+        tally = self._tallies.get(name)
+        if tally is None:
+            return 0, 0
+        return tally.tokens + sum(max(s) for s in tally.prefixes.values()), tally.requests
 
     def prefixes(self, name: str) -> frozenset[str]:
         """Return the shared prefixes that running requests hold on a node."""
-        return frozenset(
-            b.prefix for b in self.bookings.values() if b.node == name and b.prefix is not None
-        )
+        tally = self._tallies.get(name)
+        return frozenset() if tally is None else frozenset(tally.prefixes)
 
     # ---- sessions --------------------------------------------------------------------------
 
@@ -188,6 +193,7 @@ class Ledger:
             return
         session.state = SessionState.FINISHED
         session.residues.clear()
+        self.gaps.pop(key, None)
         if not session.waiting and not session.running:
             del self.sessions[key]
 
@@ -223,6 +229,11 @@ class Ledger:
             now,
             now + self.settings.lease_s,
         )
+        tally = self._tallies.setdefault(node, _Tally())
+        tally.tokens += tokens
+        tally.requests += 1
+        if prefix is not None:
+            tally.prefixes.setdefault(prefix, []).append(prefix_tokens)
         self.settle(session)
 
     def renew(self, key: str, *, now: float) -> None:
@@ -235,6 +246,7 @@ class Ledger:
         """Give a request's room back and forget it; None when it has none."""
         booking = self.bookings.pop(key, None)
         if booking is not None:
+            self._untally(booking)
             session = self.sessions.get(booking.session)
             if session is not None:
                 session.running.discard(key)
@@ -280,6 +292,8 @@ class Ledger:
             caches=self.credit_settings.trust_computed and bool(node.rate.value),
         )
         session.residues[booking.node] = Residue(k0, now)
+        if session.state is SessionState.TOOL and k0 > 0:
+            self.gaps[session.id] = session
         return booking
 
     def expire(self, *, now: float) -> list[str]:
@@ -289,9 +303,22 @@ class Ledger:
             self.release(key)
         for silent in list(self._silent(before=now - self.settings.session_s)):
             del self.sessions[silent]
+            self.gaps.pop(silent, None)
         return late
 
     # ---- inside ----------------------------------------------------------------------------
+
+    def _untally(self, booking: Booking) -> None:
+        tally = self._tallies[booking.node]
+        tally.tokens -= booking.tokens
+        tally.requests -= 1
+        if booking.prefix is not None:
+            sizes = tally.prefixes[booking.prefix]
+            sizes.remove(booking.prefix_tokens)
+            if not sizes:
+                del tally.prefixes[booking.prefix]
+        if not tally.requests:
+            del self._tallies[booking.node]
 
     def _silent(self, *, before: float) -> Iterator[tuple[str, str]]:
         for key, session in self.sessions.items():
@@ -304,6 +331,7 @@ class Ledger:
         for key, session in self.sessions.items():
             if not session.waiting and not session.running:
                 del self.sessions[key]
+                self.gaps.pop(key, None)
                 return
 
     def settle(self, session: Session) -> None:
@@ -319,3 +347,5 @@ class Ledger:
                 self.sessions.pop(session.id, None)
             return
         session.state = state
+        if state is not SessionState.TOOL:
+            self.gaps.pop(session.id, None)

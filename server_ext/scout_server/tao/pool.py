@@ -107,9 +107,13 @@ class Pool:
         now = self.clock()
         if not self.engine.submit(turn, now=now):
             raise PoolFullError
+        session = self.engine.ledger.sessions[turn.tenant, turn.session]
+        moves = session.moves
         placement = self.engine.resume(turn.key, now=now)
-        if placement is not None:  # its session kept its room
+        if placement is not None:  # nobody has to be weighed against it
             self.meters.hold.observe(0.0)
+            self.meters.plans.labels("at-once", "true").inc()
+            self.meters.moves.inc(session.moves - moves)
             return placement.node
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._placed[turn.key] = future
