@@ -1,5 +1,6 @@
 """`scout sim`: run, compare and sweep simulations of agent programs."""
 
+import itertools
 import json
 import math
 import os
@@ -14,19 +15,27 @@ from rich.console import Console
 from rich.table import Table
 
 from scout_sdk._errors import ConfigError, ScoutError
+from scout_server.replica import LatencyModel
 from scout_server.report import Target, command_line, emit, progress
 from scout_server.sim.consoles import wide_console
 from scout_server.sim.html import write_report
 from scout_server.sim.paper import EXPERIMENTS, Finding, run_experiment
 from scout_server.sim.record import CellRecord
 from scout_server.sim.scenario import Scenario, defaults_yaml, load_document, scenario_of
+from scout_server.sim.silicon import load_points, simulate_point, summarise
 from scout_server.sim.simulate import programs_of
 from scout_server.sim.sweep import Axis, axes_of, combine, split_axes
 from scout_server.sim.sweep import sweep as run_sweep
 from scout_server.sim.tools import durations_by_tool, fit_tools, save_tools
 from scout_server.sim.traces import TraceReader
 from scout_server.sim.traces.inspection import inspect
-from scout_server.sim.validate import load_run, replay, run_latency, tables_beside
+from scout_server.sim.validate import (
+    load_run,
+    profile_latency,
+    replay,
+    run_latency,
+    tables_beside,
+)
 
 __all__ = ["sim_app"]
 
@@ -205,25 +214,49 @@ def sweep_command(
 @sim_app.command("validate")
 def validate_command(
     path: Annotated[
-        Path | None, typer.Argument(help="Folder of the run (requests.jsonl and meta.json).")
+        Path | None,
+        typer.Argument(help="Folder of the run (requests.jsonl, meta.json), or the sample's CSV."),
     ] = None,
-    against: Annotated[str, typer.Option(help="measured-run.")] = "measured-run",
+    against: Annotated[str, typer.Option(help="measured-run or silicon.")] = "measured-run",
     tables: Annotated[
         Path | None, typer.Option(help="Layer tables; none: those beside the run.")
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Use the shipped profile, not layer tables.")
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, help="silicon: every n-th point.")] = 1,
     json_output: Json = False,
 ) -> None:
-    """Compare the simulator with what was measured; nothing is fitted on the run."""
+    """Compare the simulator with what was measured; nothing is fitted on it."""
     try:
-        if against != "measured-run":
-            raise ConfigError(f"--against {against!r} is unknown; known: measured-run")
+        if against not in ("measured-run", "silicon"):
+            raise ConfigError(f"--against {against!r} is unknown; known: measured-run, silicon")
         if path is None:
-            raise ConfigError("--against measured-run needs the folder of a run")
-        run = load_run(path)
-        found = tables if tables is not None else tables_beside(path, run)
-        errors, replica = replay(run, run_latency(run, found))
+            raise ConfigError(f"--against {against} needs a path")
+        if against == "silicon":
+            errors = [
+                simulate_point(p) for p in itertools.islice(load_points(path), 0, None, every)
+            ]
+            results: dict[str, object] = {"points": len(errors), "errors": summarise(errors)}
+            targets: list[Target] = []
+        else:
+            results, targets = _measured_run(path, tables, profile=profile)
     except ScoutError as error:
         raise _fail(error) from error
+    emit(wide_console(), command_line(), None, results, targets, json_output)
+
+
+def _measured_run(
+    path: Path, tables: Path | None, *, profile: bool
+) -> tuple[dict[str, object], list[Target]]:
+    run = load_run(path)
+    source = "shipped profile"
+    if profile:
+        latency: LatencyModel = profile_latency(run)
+    else:
+        found = tables if tables is not None else tables_beside(path, run)
+        latency, source = run_latency(run, found), found.name
+    errors, replica = replay(run, latency)
     results: dict[str, object] = {
         "figures": [
             {
@@ -235,31 +268,14 @@ def validate_command(
             for e in errors
         ],
         "run": run.name,
-        "tables": found.name,
+        "step times from": source,
         "requests": len(run.requests),
         "KV blocks": run.kv_blocks,
         "engine steps": replica.counters.steps,
         "preemptions": replica.counters.preemptions,
     }
     targets = [Target.at_most(f"|error| of {e.name}", abs(e.error), 0.05) for e in errors[:4]]
-    emit(wide_console(), command_line(), None, results, targets, json_output)
-
-
-@sim_app.command("fit-profiles")
-def fit_profiles_command(
-    calibration: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
-    out: Annotated[Path, typer.Argument(help="JSON file to write.")],
-) -> None:
-    """Fit the shipped hardware profiles again, from public kernel tables."""
-    from scout_server.sim.hardware.fitted import plain
-    from scout_server.sim.hardware.fitting import fit_profiles
-
-    try:
-        profiles = fit_profiles(calibration)
-    except ScoutError as error:
-        raise _fail(error) from error
-    out.write_text(json.dumps([plain(p) for p in profiles], indent=1) + "\n", "utf-8")
-    typer.echo(f"{len(profiles)} profiles written to {out}")
+    return results, targets
 
 
 @sim_app.command("fit-tools")

@@ -10,10 +10,21 @@ from scout_sdk._errors import ConfigError
 from scout_server.policy import PolicySettings
 from scout_server.replica import BatchSettings, Replica, Request
 from scout_server.replica.latency import LatencyModel
-from scout_server.sim.hardware.specs import MODELS, ModelSpec
+from scout_server.sim.hardware import split_over
+from scout_server.sim.hardware.fitted import find_profile
+from scout_server.sim.hardware.specs import GPUS, MODELS, ModelSpec, find_gpu
 from scout_server.sim.hardware.tables import load_llmservingsim
 
-__all__ = ["MeasuredRequest", "MeasuredRun", "RunError", "load_run", "replay", "tables_beside"]
+__all__ = [
+    "MeasuredRequest",
+    "MeasuredRun",
+    "RunError",
+    "load_run",
+    "profile_latency",
+    "replay",
+    "run_latency",
+    "tables_beside",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +110,10 @@ def load_run(folder: Path) -> MeasuredRun:
         instances = nodes[0].get("instances") if isinstance(nodes, list) and nodes else None
         if isinstance(instances, list) and instances:
             hardware = str(instances[0].get("hardware", ""))
+    if not hardware:
+        # "NVIDIA GeForce RTX 4090" is RTX4090, "NVIDIA H100 80GB HBM3" is H100.
+        device = str(_get(meta, "hardware.device_name") or "").upper().replace(" ", "")
+        hardware = next((g for g in sorted(GPUS, key=len, reverse=True) if g in device), "")
     name = str(meta.get("model", "")).rsplit("/", 1)[-1].lower().removesuffix("-instruct")
     if name not in MODELS:
         msg = f"meta.json: model {name!r} is unknown; known: {', '.join(sorted(MODELS))}"
@@ -186,6 +201,14 @@ def tables_beside(folder: Path, run: MeasuredRun) -> Path:
 def run_latency(run: MeasuredRun, tables: Path) -> LatencyModel:
     """Return the latency model of measured tables, as the run's engine used them."""
     return load_llmservingsim(tables, layers=run.model.layers, captured_sizes=run.captured_sizes)
+
+
+def profile_latency(run: MeasuredRun) -> LatencyModel:
+    """Return the shipped profile of the run's hardware; ConfigError when there is none."""
+    gpu = find_gpu(run.hardware)
+    return split_over(
+        find_profile(gpu.name, run.model.name).latency, run.model, gpu, run.tensor_parallel
+    )
 
 
 def replay(run: MeasuredRun, latency: LatencyModel) -> tuple[list[RunError], Replica]:
