@@ -249,3 +249,15 @@ def test_a_wrong_policy_name_fails_at_start() -> None:
         engine(1, planner="x")
     with pytest.raises(ConfigError, match="unknown evaluator 'y'"):
         engine(1, evaluator="y")
+
+
+def test_other_settings_are_taken_whole_or_not_at_all() -> None:
+    """New settings count from the next decision on; wrong ones change nothing."""
+    tao = engine(1)
+    with pytest.raises(ConfigError):
+        tao.configure(TaoSettings(planner="x"))
+    assert tao.settings.planner == "dp"
+    tao.configure(TaoSettings(max_waiting=1, ledger=LedgerSettings(lease_s=5.0)))
+    assert [tao.submit(turn(k, k, 1000), now=0.0) for k in "ab"] == [True, False]
+    tao.step(now=0.0)
+    assert tao.expire(now=5.0) == ["a"]

@@ -45,12 +45,8 @@ class Gateway:
     async def reconfigure(self, settings: GatewaySettings) -> None:
         """Take new settings; streams and held requests go on. Address and worker stay."""
         node_addresses(settings.nodes)
+        self.pool.engine.configure(settings.tao)
         self.settings = self.proxy.settings = self.pool.settings = settings
-        engine = self.pool.engine
-        engine.settings = settings.tao
-        engine.ledger.settings = settings.tao.ledger
-        engine.ledger.credit_settings = settings.tao.credit
-        engine.readiness.settings = settings.tao.readiness
         await self.nodes.configure(settings)
 
     # ---- routes of our own -----------------------------------------------------------------

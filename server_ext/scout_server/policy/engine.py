@@ -52,6 +52,16 @@ class TaoEngine:
         self.changed = False
         """True when something happened since the last snapshot that may let a request in."""
 
+    def configure(self, settings: TaoSettings) -> None:
+        """Take other settings from the next decision on; ConfigError leaves the old ones."""
+        judge = evaluator(settings.evaluator, settings.objective)
+        make_plan(Snapshot(now=0, candidates=(), rooms=(), reserved=(), settings=settings))
+        self.settings, self._evaluator = settings, judge
+        self.ledger.settings = settings.ledger
+        self.ledger.credit_settings = settings.credit
+        self.readiness.settings = settings.readiness
+        self.changed = True
+
     # ---- facts -----------------------------------------------------------------------------
 
     def set_node(self, name: str, *, capacity: int, slots: int) -> None:
