@@ -78,6 +78,8 @@ def make_tool(name: str, description: str, seconds: float) -> BaseTool:
 
 
 TOOLS = {name: make_tool(*rest) for name, (_, *rest) in SPECIALISTS.items()}
+TEXT = {"type": "string", "maxLength": 60}
+CALENDAR = make_tool("check_calendar", "Say what is closed, sold out or on strike on a day.", 0.1)
 
 
 def system(name: str, duty: str, *tools: BaseTool) -> SystemMessage:
@@ -98,8 +100,7 @@ async def ask(llm: ChatOpenAI, prompt: list[Any], key: str, kind: object, defaul
 
 
 def build(llm: ChatOpenAI) -> Any:
-    """Return the compiled graph: supervisor -> specialist -> supervisor ... -> end."""
-    lead = system("the lead planner", "decide who works next", *list(TOOLS.values())[:2])
+    lead = system("the lead planner", "decide who works next", CALENDAR, *list(TOOLS.values())[:2])
 
     async def supervisor(trip: Trip) -> Trip:
         done = {note.split(":")[0] for note in trip["notes"]}
@@ -111,12 +112,12 @@ def build(llm: ChatOpenAI) -> Any:
         return {"next": chosen if chosen in needed else needed[0]}
 
     def specialist(name: str) -> Any:
-        prompt, tool = system(f"the {name} expert", SPECIALISTS[name][0], TOOLS[name]), TOOLS[name]
+        tool = TOOLS[name]
+        prompt = system(f"the {name} expert", SPECIALISTS[name][0], tool, CALENDAR)
 
         async def work(trip: Trip) -> Trip:
             user = HumanMessage("\n".join([trip["request"], *trip["notes"], "What is your query?"]))
-            kind = {"type": "string", "maxLength": 60}
-            query = await ask(llm, [prompt, user], "query", kind, trip["request"])
+            query = await ask(llm, [prompt, user], "query", TEXT, trip["request"])
             found = HumanMessage(f"{tool.name} found:\n{await tool.ainvoke({'query': query})}")
             reply = await llm.ainvoke([prompt, user, found])
             return {"notes": [f"{name}: {reply.content}"]}
@@ -131,7 +132,6 @@ def build(llm: ChatOpenAI) -> Any:
 
 
 async def run(base_url: str, request: str, *, model: str, http_client: Any = None) -> str:
-    """Plan the trip that *request* asks for; return the specialists' notes."""
     options = {"temperature": 0, "max_completion_tokens": 40, "streaming": True}
     server = {"base_url": base_url, "api_key": "none", "http_async_client": http_client}
     graph = build(ChatOpenAI(model=model, **server, **options))

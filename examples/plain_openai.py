@@ -27,6 +27,16 @@ What the shop promises, and you may rely on:
 - What arrives broken is sent again at once; a photograph is enough, and the broken one may be kept.
 - Spare parts for every lamp since 2009 are in stock or can be made within three weeks.
 - Refunds go the way the money came and take three days. Vouchers never expire.
+- A price that falls within two weeks of an order is refunded without being asked for.
+- Old lamps are taken back with any parcel; batteries and mercury bulbs in the box that we send.
+- Whoever mounts a ceiling lamp for money gets the trade price and a longer warranty of seven years.
+
+How lamps fail, as the workshop has seen it over the years:
+- Humming: a dimmer for another load, or a transformer that has run dry. Both are ours to replace.
+- Flickering: a loose bulb, a cheap bulb on a dimmer, a worn switch; rarely the mains of the house.
+- Heat: a bulb that is too strong, or a shade put on upside down. Anything brown is collected.
+- Broken glass: packed in the small box, carried upside down, left in the cold before unpacking.
+- Rust: bought for a bathroom without the letters IP44 on its plate; advice first, then exchange.
 
 How everyone at the desk works:
 - Believe the customer unless the order list says otherwise. Never ask for what we already know.

@@ -30,7 +30,10 @@ def demo(
     ] = Engine.EMBEDDED,
     repetitions: Annotated[int, typer.Option(min=1, max=20, help="How often each runs.")] = 3,
     kv_blocks: Annotated[
-        int | None, typer.Option(min=16, help="KV blocks of each server; default: see the README.")
+        int | None,
+        typer.Option(
+            min=16, help="KV blocks of each server; default: near the size of the prompts."
+        ),
     ] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Sessions at a time.")] = None,
     model: Annotated[

@@ -84,13 +84,13 @@ class Plan:
 PLANS: dict[str, Plan] = {
     "embedded": Plan(
         engine="embedded",
-        kv_blocks=512,
-        mix=Mix(travel=6, coding=4, desk=12, concurrency=5),
+        kv_blocks=608,
+        mix=Mix(travel=5, coding=4, desk=14, concurrency=5),
         bounds=Bounds(hit_points=15.0, ttft_ratio=0.6),
     ),
     "vllm": Plan(
         engine="vllm",
-        kv_blocks=208,
+        kv_blocks=224,
         mix=Mix(travel=2, coding=2, desk=5, concurrency=3),
         bounds=Bounds(hit_points=10.0, ttft_ratio=0.7),
         replayed=60,
