@@ -327,6 +327,37 @@ def test_a_fault_in_the_policy_and_identity_off_equal_stock_vllm(tiny: Path) -> 
     assert faulty == stock
 
 
+def test_every_rank_has_its_core_and_hears_events(tiny: Path) -> None:
+    """
+    With two data-parallel ranks, a request is known to its rank alone, an event to both, and
+    /metrics shows each, also where it is made of files of several processes.
+    """
+    shared = tiny.parent / "prometheus"
+    shared.mkdir()
+    with serving(
+        tiny, "--data-parallel-size", "2", env={"PROMETHEUS_MULTIPROC_DIR": str(shared)}
+    ) as client:
+        for rank in ("0", "1", "1"):
+            hints = _wire.encode(Hints(session=f"s{rank}", agent="planner"))
+            answer = client.post(
+                "/v1/completions",
+                json={"model": "tiny", "prompt": "hello", "max_tokens": 1},
+                headers={**hints, "x-data-parallel-rank": rank},
+            )
+            assert answer.status_code == 200
+        body = _wire.encode_events([SessionEvent(session="s1", final=True)])
+        assert client.post(_wire.EVENTS_PATH, content=body).status_code == 202
+        engines = client.get("/v1/scout/state").json()["engines"]
+        assert [engine["arrivals"] for engine in engines] == [{"hint": 1}, {"hint": 2}]
+        assert [engine["events"]["accepted"] for engine in engines] == [1, 1]
+        assert [engine["core"]["sessions_ended"] for engine in engines] == [0, 1]
+        shown = counters(client)
+        assert shown['scout_requests_total{engine="0",origin="hint"}'] == 1
+        assert shown['scout_requests_total{engine="1",origin="hint"}'] == 2
+        assert any(name.startswith("vllm:prefix_cache_queries_total") for name in shown)
+        assert any(name.startswith("scout_hints_total") for name in shown)
+
+
 def test_a_wrong_configuration_stops_the_start(tiny: Path) -> None:
     """Wrong settings are listed, all of them, before vLLM starts."""
     command = [sys.executable, "-m", "scout_server.cli", "serve", str(tiny)]
