@@ -1,3 +1,5 @@
+import json
+import os
 import subprocess
 import sys
 
@@ -89,3 +91,27 @@ async def test_the_same_server_with_its_own_lru():
 
     assert "accepted" in outcomes[0]
     assert "accepted" not in outcomes[1]
+
+
+def test_vllm_gets_its_own_arguments_and_our_settings(monkeypatch, tmp_path):
+    """
+    `scout serve MODEL ...` passes vLLM's arguments on and adds ours to its --additional-config.
+    """
+    pytest.importorskip("vllm")
+    ran: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda path, argv, env: ran.append((argv, env)))
+    config = tmp_path / "scout.json"
+    config.write_text("{}")
+    extra = '{"other": 1, "scout": {"policy": {"hints": false}}}'
+    own = ["--dtype", "float32", f"--additional-config={extra}", "--port", "7"]
+    ours = ["--set", "policy.max_agents=9", "--config", str(config)]
+    result = runner.invoke(app, ["serve", "some/model", *own, *ours])
+
+    assert 0 == result.exit_code, result.output
+    ((argv, env),) = ran
+    given = json.loads(argv[argv.index("--additional-config") + 1])
+    assert {"other": 1, "scout": {"policy": {"hints": False, "max_agents": 9}}} == given
+    assert "some/model" == argv[argv.index("--model") + 1]
+    assert "float32" == argv[argv.index("--dtype") + 1]
+    assert "7" == argv[argv.index("--port") + 1]
+    assert str(config) == env["SCOUT_CONFIG"]
