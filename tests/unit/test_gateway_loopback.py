@@ -372,6 +372,28 @@ async def test_a_request_that_failed_before_its_first_byte_runs_elsewhere(start:
     assert len(good.seen) == 12
 
 
+async def test_a_request_on_a_node_that_hangs_and_dies_runs_elsewhere(start: Start) -> None:
+    """What waits for the first byte of a node that goes down is sent to another one."""
+    hung, good = FakeNode(gate=asyncio.Event()), FakeNode()
+    s = await start([hung, good])
+    asks = [asyncio.create_task(s.ask(session)) for session in "abcd"]
+    await until(lambda: hung.running > 0)
+    hung.healthy = False
+    assert [status for status, _, _ in await asyncio.gather(*asks)] == [200] * 4
+    assert len(good.seen) == 4
+    await until(lambda: hung.aborted > 0 and hung.running == 0)
+    assert not s.gateway.pool.engine.ledger.bookings
+
+
+async def test_only_v1_passes(start: Start) -> None:
+    """Other routes of a server, such as those of its operators, do not pass the gateway."""
+    s = await start()
+    for path in ("/reset_prefix_cache", "/v2/x", "/", "/v1"):
+        async with s.client.post(s.url + path) as response:
+            assert response.status == 404
+    assert s.nodes[0].seen == []
+
+
 async def test_a_stream_that_was_begun_is_not_repeated(start: Start) -> None:
     """After the first byte a failure is the client's to see, and nothing stays booked."""
     s = await start(2)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import aiohttp
 
@@ -40,6 +40,7 @@ class Nodes:
         self._cache: dict[str, tuple[int, int]] = {}
         self._client: aiohttp.ClientSession | None = None
         self._posts: set[asyncio.Task[None]] = set()
+        self._expecting: dict[str, set[asyncio.Timeout]] = {}
 
     @property
     def client(self) -> aiohttp.ClientSession:
@@ -104,6 +105,24 @@ class Nodes:
                 task = self._tasks.pop(name, None)
                 if task is not None and task is not asyncio.current_task():
                     task.cancel()
+
+    @contextlib.contextmanager
+    def expecting(self, name: str, patience: asyncio.Timeout) -> Iterator[None]:
+        """Within: *patience* ends when the node goes down before it has begun to answer."""
+        waiting = self._expecting.setdefault(name, set())
+        waiting.add(patience)
+        try:
+            yield
+        finally:
+            waiting.discard(patience)
+
+    def _down(self, name: str) -> None:
+        """Take a node as dead: what waits for its first byte is tried elsewhere."""
+        logger.warning("scout: node %s is down", name)
+        self.pool.engine.lose_node(name)
+        now = asyncio.get_running_loop().time()
+        for patience in list(self._expecting.get(name, ())):
+            patience.reschedule(now)
 
     def suspect(self, name: str) -> None:
         """A connection to a node failed: send nothing new there until it was looked at."""
@@ -177,8 +196,7 @@ class Nodes:
                     and node.up
                     and (failures >= self.settings.failures or name in self._suspect)
                 ):
-                    logger.warning("scout: node %s is down", name)
-                    self.pool.engine.lose_node(name)
+                    self._down(name)
             if name in self._suspect:
                 self._suspect.discard(name)
                 self._set_drain(name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import aiohttp
+from multidict import CIMultiDict
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
@@ -104,6 +105,10 @@ class Proxy:
 
     async def _plain_request(self, scope: Scope, body: bytes, reply: _Reply) -> None:
         """Pass a request that needs no KV room to a node that is up, each in turn."""
+        if not scope["path"].startswith("/v1/"):  # servers have doors of their own elsewhere
+            self._count("unknown-route")
+            await answer(reply.send, 404, "only /v1 passes", kind="invalid_request_error")
+            return
         nodes = [n for n in self.nodes.any_up() if not n.rank]
         self._turn += 1
         tries = self.settings.retries + 1 if scope["method"] in ("GET", "HEAD", "OPTIONS") else 1
@@ -237,39 +242,56 @@ class Proxy:
         target = (
             node.url + path.decode("latin-1") + ("?" + query.decode("latin-1") if query else "")
         )
-        try:
-            response = await self.nodes.client.request(
-                scope["method"],
-                URL(target, encoded=True),
-                headers=to_node(scope["headers"], added=added, removed=removed),
-                data=body if body or scope["method"] in ("POST", "PUT", "PATCH") else None,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _UnreachableError from error
+        response, first = await self._begin(
+            node,
+            scope["method"],
+            URL(target, encoded=True),
+            to_node(scope["headers"], added=added, removed=removed),
+            body if body or scope["method"] in ("POST", "PUT", "PATCH") else None,
+        )
         try:
             if response.status in _RETRIED and not last:
                 raise _UnreachableError
-            await self._pass_back(response, reply, outcomes, usage, alive)
+            await self._pass_back(response, first, reply, outcomes, usage, alive)
         finally:
             if response.content.at_eof():
                 response.release()
             else:
                 response.close()  # the node notices, and stops to generate
 
+    async def _begin(
+        self,
+        node: NodeAddress,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        body: bytes | None,
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Return a node's answer up to its first bytes; a node that goes down meanwhile fails."""
+        response: aiohttp.ClientResponse | None = None
+        try:
+            async with asyncio.timeout(None) as patience:
+                with self.nodes.expecting(node.name, patience):
+                    response = await self.nodes.client.request(
+                        method, url, headers=headers, data=body, allow_redirects=False
+                    )
+                    return response, await anext(aiter(response.content.iter_any()), b"")
+        except BaseException as error:
+            if response is not None:
+                response.close()
+            if isinstance(error, aiohttp.ClientError | OSError | TimeoutError):
+                raise _UnreachableError from error
+            raise
+
     async def _pass_back(
         self,
         response: aiohttp.ClientResponse,
+        first: bytes,
         reply: _Reply,
         outcomes: dict[str, HintOutcome],
         usage: Usage | None,
         alive: Callable[[], None] | None,
     ) -> None:
-        chunks = response.content.iter_any()
-        try:
-            first = await anext(aiter(chunks), b"")
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _UnreachableError from error  # it died before its first byte
         outcome = merged_outcome(outcomes, response.headers.get("x-scout-outcome"))
         reply.started, reply.status = True, response.status
         start: Message = {
@@ -278,6 +300,7 @@ class Proxy:
             "headers": to_client(response.raw_headers, outcome=outcome),
         }
         await reply.send(start)
+        chunks = aiter(response.content.iter_any())
         renew_at = self.pool.clock() + _RENEW_S
         chunk = first
         while chunk:
@@ -287,7 +310,7 @@ class Proxy:
             if alive is not None and self.pool.clock() >= renew_at:
                 renew_at = self.pool.clock() + _RENEW_S
                 alive()
-            chunk = await anext(aiter(chunks), b"")
+            chunk = await anext(chunks, b"")
         await reply.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     # ---- refusals --------------------------------------------------------------------------
