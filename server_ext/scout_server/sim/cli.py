@@ -1,5 +1,6 @@
 """`scout sim`: run, compare and sweep simulations of agent programs."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -17,7 +18,9 @@ from rich.table import Table
 from scout_sdk._errors import ConfigError, ScoutError
 from scout_server.replica import LatencyModel
 from scout_server.report import Target, command_line, emit, progress
+from scout_server.sim.calibrate import Calibration, calibrate
 from scout_server.sim.consoles import wide_console
+from scout_server.sim.hardware.fitted import plain as plain_profile
 from scout_server.sim.html import write_report
 from scout_server.sim.paper import EXPERIMENTS, Finding, run_experiment
 from scout_server.sim.record import CellRecord
@@ -347,3 +350,27 @@ def paper_command(
     shown = sum(f.shows for f in findings)
     targets = [Target.at_least("findings that show here", float(shown), float(len(findings)))]
     emit(wide_console(), command_line(), 1, {"findings": rows}, targets, json_output)
+
+
+@sim_app.command("calibrate")
+def calibrate_command(
+    out: Annotated[Path, typer.Argument(help="Profile to write (JSON).")],
+    url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server.")],
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    seed: int = 1,
+    json_output: Json = False,
+) -> None:
+    """Measure a running server and write a profile (hardware.latency=calibrated)."""
+    try:
+        profile, answers = calibrate(url, Calibration(repeats=repeats, seed=seed))
+    except ScoutError as error:
+        raise _fail(error) from error
+    out.write_text(json.dumps(plain_profile(profile), indent=1) + "\n", "utf-8")
+    results: dict[str, object] = {
+        "coefficients, s": dataclasses.asdict(profile.latency),
+        "mean |error|": profile.error,
+        "requests measured": len(answers),
+        "model": profile.model,
+        "profile": str(out),
+    }
+    emit(wide_console(), command_line(), seed, results, (), json_output)
