@@ -261,3 +261,17 @@ def test_other_settings_are_taken_whole_or_not_at_all() -> None:
     assert [tao.submit(turn(k, k, 1000), now=0.0) for k in "ab"] == [True, False]
     tao.step(now=0.0)
     assert tao.expire(now=5.0) == ["a"]
+
+
+def test_a_request_that_competes_with_nobody_starts_at_once() -> None:
+    """Without a queue a turn that fits beside all kept rooms needs no decision, credit or not."""
+    tao = engine(2)
+    for index, session in enumerate(("a", "b", "a", "b")):
+        key = f"r{index}"
+        assert tao.submit(turn(key, session, 1000), now=float(index))
+        assert tao.resume(key, now=float(index)) is not None
+        tao.finish(key, prompt_tokens=1000, now=float(index))
+    assert tao.submit(turn("big", "c", 9000), now=9.0)
+    assert tao.resume("big", now=9.0) is None
+    assert tao.submit(turn("behind", "d", 10), now=9.0)
+    assert tao.resume("behind", now=9.0) is None

@@ -237,15 +237,15 @@ class TaoEngine:
         held = self.waiting.get(key)
         if held is None or self.reserved:
             return None
-        turn, kept = held.turn, held.kept
+        turn = held.turn
+        candidate = self._waiting(held, now=now)
+        origin = candidate.origin
+        kept = held.kept and origin is not None and candidate.credits.get(origin, 0) > 0
         held.kept = False
         if not kept and len(self.waiting) > 1:
             return None
-        candidate = self._waiting(held, now=now)
+        home = origin if kept else None
         rooms = beside(self._rooms(), self._gaps(now=now), idle=True)
-        home = self.ledger.sessions[turn.tenant, turn.session].origin if kept else None
-        if kept and not (home is not None and candidate.credits.get(home)):
-            return None
         fitting = [
             room
             for room in rooms
