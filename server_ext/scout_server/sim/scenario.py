@@ -1,5 +1,6 @@
 """Everything that can be set of a simulation, validated at once."""
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -114,6 +115,7 @@ class Scenario:
 _CONFIG = pydantic.ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+@functools.cache
 def _model() -> type[pydantic.BaseModel]:
     base = Scenario()
     parts = {f.name: (f.type, getattr(base, f.name)) for f in fields(Scenario)}

@@ -1,5 +1,6 @@
 """Step times from a few fitted coefficients, and the profiles that are shipped."""
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,7 +124,8 @@ class Profile:
 _ADAPTER = pydantic.TypeAdapter(Profile)
 
 
-def shipped_profiles() -> dict[tuple[str, str], Profile]:
+@functools.cache
+def shipped_profiles() -> Mapping[tuple[str, str], Profile]:
     """Return the profiles that come with the package, by (gpu, model)."""
     text = resources.files(__package__).joinpath("profiles.json").read_text(encoding="utf-8")
     return {(p.gpu, p.model): p for p in map(_ADAPTER.validate_python, json.loads(text))}
