@@ -58,6 +58,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("embedded", "scout_server.embedded.settings:EmbeddedSettings"),
     Section("vllm", "scout_server.vllm.settings:VllmSettings"),
     Section("gateway", "scout_server.gateway.settings:GatewaySettings"),
+    Section("ray", "scout_server.ray.settings:RaySettings"),
 )
 """Every section, in the order of the documentation."""
 

@@ -3,11 +3,12 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from scout_sdk._errors import ConfigError
 from scout_server.config import load
@@ -80,13 +81,19 @@ def running_server(
     tenancy: TenancySettings | None = None,
     ingress: IngressSettings | None = None,
     snapshots: SnapshotSettings | None = None,
+    *,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Iterator[RunningServer]:
-    """Serve on a free port of the loopback interface, from a thread, as long as the block runs."""
+    """
+    Serve on a free port of the loopback interface, from a thread, as long as the block runs.
+
+    *wrap* may put middleware around the application.
+    """
     settings = EmbeddedSettings() if settings is None else settings
     application = make_app(settings, policy, tenancy, ingress, snapshots)
     listening = _listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    server = _Server(_config(application, "warning"))
+    server = _Server(_config(wrap(application), "warning"))
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="scout-embedded", daemon=True
     )
@@ -114,7 +121,7 @@ class _Server(uvicorn.Server):
         self.up.set()
 
 
-def _config(application: Starlette, log_level: str) -> uvicorn.Config:
+def _config(application: ASGIApp, log_level: str) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         log_level=log_level,
