@@ -34,6 +34,8 @@ class FakeNode:
     healthy: bool = True
     waiting: int = 0
     engines: int = 1
+    looked: int = 0
+    """Times that its health was asked for."""
     url: str = ""
     runner: web.AppRunner | None = None
 
@@ -56,6 +58,7 @@ class FakeNode:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if request.path == "/health":
+            self.looked += 1
             return web.Response(status=200 if self.healthy else 503)
         if request.path == "/v1/scout/state":
             return web.Response(status=404)
@@ -455,7 +458,11 @@ async def test_a_draining_node_keeps_its_stream_and_gets_nothing_new(start: Star
         old.gate.set()
         status, _, body = await stream
         assert (status, body.endswith(b"data: [DONE]\n\n")) == (200, True)
-        await until(lambda: old.url not in s.gateway.pool.engine.ledger.nodes)
+        ledger = s.gateway.pool.engine.ledger
+        await until(lambda: old.url not in ledger.nodes and old.url not in s.gateway.nodes.known)
+        looked = new.looked
+        await until(lambda: new.looked > looked + 2)
+        assert set(ledger.nodes) == {new.url}
     finally:
         await new.stop()
 

@@ -203,6 +203,8 @@ class Nodes:
             self.pool.engine.expire(now=self.pool.clock())
             self.pool.kick()
             self._gone(node_addresses(self.settings.nodes))
+            if name not in self.known:
+                return
 
     def _size(self, address: NodeAddress, report: NodeReport) -> None:
         engine, name = self.pool.engine, address.name
