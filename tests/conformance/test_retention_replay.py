@@ -59,7 +59,7 @@ def test_nobody_beats_the_clairvoyant(name, working):
 
 
 def test_our_policy_closes_most_of_the_gap_where_agents_recur():
-    """With identity alone, at a cache of all anchors' size, at least half of LRU's gap is closed."""
+    """With identity alone, in a cache of all anchors' size, half of LRU's gap is closed."""
     workload = markov(seed=1, sessions=40)
     capacity = sum(workload.anchors)
     working = workload.largest

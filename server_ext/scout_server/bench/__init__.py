@@ -10,6 +10,7 @@ from scout_server.bench.readiness import readiness
 from scout_server.bench.retention import retention
 from scout_server.bench.sim import sim
 from scout_server.bench.tao import tao
+from scout_server.bench.zerohint import zero_hint
 
 __all__ = ["bench_app"]
 
@@ -22,3 +23,4 @@ bench_app.command()(tao)
 bench_app.command()(hotpath)
 bench_app.command()(prediction)
 bench_app.command()(retention)
+bench_app.command()(zero_hint)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scout_server.policy.gaps import GapModel, HintTrust, normal_cdf
+from scout_server.policy.gaps import GapModel, HintTrust
 from scout_server.policy.sessions import Phase, Session
 from scout_server.policy.transitions import END, Transitions
 
@@ -185,17 +185,17 @@ class Outlook:
     ) -> None:
         """Mix what clients promised into the learnt returns; changes *inside* and *survived*."""
         rows = np.array(which)
-        said, back, weight, bias, spread = (np.empty(len(rows)) for _ in range(5))
+        said, back, weight = (np.empty(len(rows)) for _ in range(3))
         for at, i in enumerate(which):
             promise = sessions[i].promise
             assert promise is not None
             said[at], back[at] = promise.said, promise.back
-            weight[at], bias[at] = trust[i].weight, trust[i].bias
-            spread[at] = trust[i].deviation
-        center = np.log(np.maximum(back - said, 0.05)) + bias
+            weight[at] = trust[i].weight
+        center = np.log(np.maximum(back - said, 0.05))
         since = np.maximum(now - said, 0.0)
         times = np.concatenate(([0.0], self._grid))[None, :] + since[:, None]
-        told = normal_cdf((np.log(np.maximum(times, 1e-3)) - center[:, None]) / spread[:, None])
+        errors = np.log(np.maximum(times, 1e-3)) - center[:, None]
+        told = HintTrust.error_at(np.stack([trust[i].cdf for i in which]), errors)
         started = np.maximum(away[rows] - since, 0.0)
         before = np.maximum(1.0 - self._gaps.at(cdfs[rows], started[:, None])[:, 0], 1e-9)
         mix = weight[:, None] * np.diff(told, axis=1)

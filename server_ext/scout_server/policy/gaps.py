@@ -14,6 +14,9 @@ _LOW, _HIGH, _BINS = 0.01, 1e5, 96
 _STEP = math.log(_HIGH / _LOW) / _BINS
 EDGES = _LOW * np.exp(_STEP * np.arange(_BINS + 1))
 """Bounds of the bins of every gap distribution, in seconds."""
+_ERROR_RANGE, _ERROR_STEP = 6.0, 0.1  # of ln(real / promised)
+_ERRORS = round(2 * _ERROR_RANGE / _ERROR_STEP)
+_ERROR_EDGES = np.linspace(-_ERROR_RANGE, _ERROR_RANGE, _ERRORS + 1)
 _ERF_STEP = 0.01
 _ERF = np.array([0.5 * (1 + math.erf(x * _ERF_STEP / math.sqrt(2))) for x in range(-800, 801)])
 
@@ -215,19 +218,23 @@ class HintTrust:
     """
     Answers: what is one client's promise of a return time worth?
 
-    Two experts compete on every gap that came with a hint: lognormal around the hint, with the
-    client's own past bias and spread, and the learnt gaps. Weights follow their likelihoods
-    (Bayes, with forgetting), so a client that is wrong, randomly or on purpose, is soon ignored.
+    Two experts compete on every gap that came with a hint: the hint, with the distribution of the
+    client's own past errors (a histogram of ln real / promised, shrunk to a lognormal), and the
+    learnt gaps. Weights follow their likelihoods (Bayes, with forgetting), so a client that is
+    wrong, randomly or on purpose, is soon ignored.
     """
 
     FORGET = 0.97
     PRIOR = 4.0
+    SHRINK = 12.0
 
-    __slots__ = ("_count", "_odds", "bias", "final_kept", "final_said", "variance")
+    __slots__ = ("_cdf", "_count", "_odds", "_seen", "bias", "final_kept", "final_said", "variance")
 
     def __init__(self) -> None:
         self._odds = 1.5  # log odds for the hint
         self._count = self.PRIOR
+        self._seen: Array = np.zeros(_ERRORS)
+        self._cdf: Array | None = None
         self.bias = 0.0
         self.variance = 0.6**2
         self.final_said = 0.0
@@ -242,6 +249,48 @@ class HintTrust:
     def deviation(self) -> float:
         """Spread of ln(real / promised)."""
         return math.sqrt(self.variance)
+
+    @property
+    def cdf(self) -> Array:
+        """Distribution function of ln(real / promised) at the edges of the error bins."""
+        if self._cdf is None:
+            prior = normal_cdf((_ERROR_EDGES - self.bias) / self.deviation)
+            prior[0], prior[-1] = 0.0, 1.0
+            seen = np.concatenate(([0.0], np.cumsum(self._seen)))
+            self._cdf = (seen + self.SHRINK * prior) / (seen[-1] + self.SHRINK)
+        return self._cdf
+
+    @staticmethod
+    def error_at(cdfs: Array, errors: Array) -> Array:
+        """Return row-wise F(error) for stacked distribution functions (S×edges, S×n)."""
+        place = (errors + _ERROR_RANGE) / _ERROR_STEP
+        low = np.clip(place.astype(np.int64), 0, _ERRORS - 1)
+        part = np.clip(place - low, 0.0, 1.0)
+        left = np.take_along_axis(cdfs, low, axis=1)
+        right = np.take_along_axis(cdfs, low + 1, axis=1)
+        return np.asarray(left + (right - left) * part)
+
+    def learn(self, promised: float, real: float, own_density: float) -> None:
+        """Learn from a hint of *promised* seconds that turned out *real*."""
+        promised, real = max(promised, 0.05), max(real, 0.05)
+        error = math.log(real / promised)
+        place = min(max(int((error + _ERROR_RANGE) / _ERROR_STEP), 0), _ERRORS - 1)
+        cdf = self.cdf
+        low, high = max(0, place - 1), min(_ERRORS, place + 2)
+        density = float(cdf[high] - cdf[low]) / ((high - low) * _ERROR_STEP)
+        gain = math.log(max(density, 1e-4) / max(own_density, 1e-4))
+        self._odds = min(max(self.FORGET * self._odds + gain, -12.0), 12.0)
+        self._count = min(self._count + 1.0, 60.0)
+        rate = 1.0 / self._count
+        delta = error - self.bias
+        self.bias += rate * delta
+        spread = delta * (error - self.bias)
+        self.variance = max(0.01, self.variance + rate * (spread - self.variance))
+        self._seen *= 0.995
+        self._seen[place] += 0.5
+        self._seen[max(0, place - 1)] += 0.25
+        self._seen[min(_ERRORS - 1, place + 1)] += 0.25
+        self._cdf = None
 
     @property
     def final(self) -> float:

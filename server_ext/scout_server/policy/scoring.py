@@ -17,7 +17,8 @@ _MAX_PROBES = 64  # agents, the most recent ones, whose typical session is score
 _CELLS = 16384  # sessions x agents scored in full; other sessions are scored by their agent's
 _MIN_EXACT = 16
 _SECONDS_PER_CELL = 5e-5  # keeps scoring below about a fiftieth of the time
-_HORIZON_S = (0.25, 3600.0)
+_HORIZON_S = (0.25, 36000.0)
+_LONGEST_PAUSE_S = 15.0
 _WINDOWS = 8
 _SUPERSEDED = 0.1
 _LEAST_KEPT = 0.3  # of what is evicted, what at least had been kept for a while
@@ -50,7 +51,9 @@ class Scoring:
 
     def renew(self, tenants: Iterable[Tenant], now: float) -> bool:
         """Score everything anew if it is time; return whether it was."""
-        pause = max(self._share * self.horizon, self._cells * _SECONDS_PER_CELL)
+        pause = max(
+            min(self._share * self.horizon, _LONGEST_PAUSE_S), self._cells * _SECONDS_PER_CELL
+        )
         if self._renewed is not None and now - self._renewed < pause:
             return False
         self._cells = 0
