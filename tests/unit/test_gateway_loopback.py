@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -551,6 +552,20 @@ async def test_large_decisions_are_made_in_a_worker(start: Start, worker: str) -
     assert {status for status, _, _ in answers} == {200}
     assert sum(len(n.seen) for n in node) == 120
     assert not s.gateway.pool.engine.ledger.bookings
+
+
+async def test_a_planner_process_that_dies_is_replaced(start: Start) -> None:
+    """When the planner's process is killed, requests are admitted all the same."""
+    s = await start([FakeNode(capacity_tokens=4096)], worker="process", inline_cells=0)
+    pool = s.gateway.pool
+    for _ in range(2):
+        executor = pool._executor
+        assert isinstance(executor, ProcessPoolExecutor)
+        for process in list(executor._processes.values()):
+            process.kill()
+        answers = await asyncio.gather(*(s.ask(f"s{i}") for i in range(12)))
+        assert {status for status, _, _ in answers} == {200}
+        assert pool._executor is not executor
 
 
 async def test_anonymous_requests_leave_no_session(start: Start) -> None:

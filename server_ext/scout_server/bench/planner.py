@@ -13,8 +13,10 @@ import typer
 from rich.console import Console
 
 from scout_server.bench.oracle import Optimum, lexicographic_optimum
+from scout_server.bench.workers import measure_workers
 from scout_server.policy.admission import AdmissionSettings, decide
 from scout_server.policy.discretise import discretise
+from scout_server.policy.engine import Snapshot, TaoSettings
 from scout_server.policy.evaluators import TaoValue
 from scout_server.policy.placement import Candidate, Problem, Room
 from scout_server.policy.planners import planner as planner_named
@@ -227,8 +229,20 @@ def planner(
         "sizes": sizes,
         "planners, mean share of the oracle": others,
         "preprocessing": _linear(seed),
+        "workers, 256 x 16": measure_workers(_snapshot(seed)),
     }
     emit(Console(), command_line(), seed, results, targets, json_output)
+
+
+def _snapshot(seed: int) -> Snapshot:
+    pool, rooms = instance(256, 16, seed)
+    return Snapshot(
+        now=30.0,
+        candidates=tuple(pool),
+        rooms=tuple(rooms),
+        reserved=(),
+        settings=TaoSettings(),
+    )
 
 
 def _linear(seed: int) -> list[dict[str, object]]:

@@ -5,7 +5,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from multiprocessing import get_context
 from typing import Protocol
 
@@ -76,13 +81,15 @@ class Pool:
 
     async def start(self) -> None:
         """Start to decide; the worker is warm when this returns."""
-        if self.settings.worker == "process":
-            self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        else:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="scout-plan")
+        self._executor = self._worker()
         empty = Snapshot(now=0, candidates=(), rooms=(), reserved=(), settings=self.settings.tao)
         await asyncio.get_running_loop().run_in_executor(self._executor, make_plan, empty)
         self._task = asyncio.create_task(self._run(), name="scout-plan")
+
+    def _worker(self) -> Executor:
+        if self.settings.worker == "process":
+            return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        return ThreadPoolExecutor(1, thread_name_prefix="scout-plan")
 
     async def stop(self) -> None:
         """Stop to decide; requests that wait are cancelled."""
@@ -206,7 +213,13 @@ class Pool:
             plan = make_plan(snapshot)
         else:
             loop = asyncio.get_running_loop()
-            plan = await loop.run_in_executor(self._executor, make_plan, snapshot)
+            try:
+                plan = await loop.run_in_executor(self._executor, make_plan, snapshot)
+            except BrokenExecutor:  # the worker died: this one decision here, then a new worker
+                logger.warning("scout: the planner's process died; it is started again")
+                self._executor.shutdown(wait=False)
+                self._executor = self._worker()
+                plan = make_plan(snapshot)
         self.meters.plan.observe(time.perf_counter() - began)
         self.meters.plans.labels(plan.method, str(plan.exact).lower()).inc()
         self.apply(plan)
