@@ -297,25 +297,6 @@ class HintTrust:
         """Probability that a session ends when the client says so."""
         return (self.final_kept + 8.0) / (self.final_said + 8.4)
 
-    def density(self, promised: float, real: float) -> float:
-        """Return the density of ln *real* under the hint."""
-        z = (math.log(real / promised) - self.bias) / self.deviation
-        return math.exp(-0.5 * z * z) / (self.deviation * math.sqrt(2 * math.pi))
-
-    def learn(self, promised: float, real: float, own_density: float) -> None:
-        """Learn from a hint of *promised* seconds that turned out *real*."""
-        promised, real = max(promised, 0.05), max(real, 0.05)
-        gain = math.log(max(self.density(promised, real), 1e-4) / max(own_density, 1e-4))
-        self._odds = min(max(self.FORGET * self._odds + gain, -12.0), 12.0)
-        error = math.log(real / promised)
-        self._count = min(self._count + 1.0, 60.0)
-        rate = 1.0 / self._count
-        delta = error - self.bias
-        self.bias += rate * delta
-        self.variance = max(
-            0.01, self.variance + rate * (delta * (error - self.bias) - self.variance)
-        )
-
     def snapshot(self) -> list[float]:
         """Return the state as plain data."""
         return [
