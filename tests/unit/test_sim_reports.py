@@ -228,7 +228,7 @@ def test_fit_tools_checks_its_quantiles(tmp_path):
     out = tmp_path / "tools.json"
     done = run(sim_app, "fit-tools", path, out, "--json")
     assert done.exit_code == 0, done.output
-    row = json.loads(done.stdout)["results"]["tools"]["shell"]
+    row = json.loads(done.stdout)["results"]["tools"]["edit"]
     assert row["fit/p50"] == pytest.approx(1.0, abs=0.35)
     record = simulate(scenario_of({"trace": {"path": str(path)}, "tools": {"fitted": str(out)}}))
     assert record.programs == 10

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval
@@ -42,24 +42,24 @@ class GapShape:
 class WorkloadSettings:
     """A synthetic multi-agent workload. Token counts are rounded up to whole blocks of 16."""
 
-    programs: Annotated[int, Ge(1)] = 200
-    rate_per_s: Annotated[float, Gt(0)] = 0.5
+    programs: Annotated[int, Ge(1)] = 150
+    rate_per_s: Annotated[float, Gt(0)] = 1.0
     """Program arrivals, Poisson."""
     agents: Annotated[int, Ge(1)] = 8
     """Roles in the workflow."""
-    anchor_tokens: Annotated[int, Ge(0)] = 2000
+    anchor_tokens: Annotated[int, Ge(0)] = 3000
     """Mean tokens of a role's fixed prefix; roles differ by up to half of it."""
     shared_tokens: Annotated[int, Ge(0)] = 0
     """Tokens that all roles' prefixes have in common, before what is their own."""
-    turns: Annotated[float, Ge(1)] = 12.0
+    turns: Annotated[float, Ge(1)] = 16.0
     """Mean turns of a program (from half to one and a half of it)."""
     determinism: Annotated[float, Interval(ge=0, le=1)] = 0.8
     """Probability of a role's most likely successor; 1: a fixed cycle."""
     successors: Annotated[int, Ge(1)] = 3
     """Roles that can follow a role."""
-    observation_tokens: Annotated[float, Ge(0)] = 400.0
+    observation_tokens: Annotated[float, Ge(0)] = 900.0
     """Mean new prompt tokens of a turn (tool result, message); exponential."""
-    output_tokens: Annotated[float, Ge(1)] = 150.0
+    output_tokens: Annotated[float, Ge(1)] = 80.0
     """Mean generated tokens of a turn; exponential."""
     history: Annotated[float, Interval(ge=0, le=1)] = 1.0
     """Share of a role's earlier exchanges that its next prompt repeats (prefix reuse)."""
@@ -71,7 +71,11 @@ class WorkloadSettings:
     branch_turns: Annotated[int, Ge(1)] = 2
     abort: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Share of the programs that end before they are done, at a random turn."""
-    tools: tuple[GapShape, ...] = field(default=(GapShape(),))
+    tools: tuple[GapShape, ...] = (
+        GapShape(tool="edit", weight=3.0, median_s=0.3, sigma=0.6),
+        GapShape(tool="search", weight=2.0, median_s=4.0, sigma=0.8),
+        GapShape(tool="test", weight=1.0, median_s=25.0, sigma=1.0),
+    )
     tenants: Annotated[int, Ge(1)] = 1
 
 
