@@ -207,10 +207,10 @@ def test_a_client_that_lies_is_soon_ignored_and_an_honest_one_believed():
     """The weight of hints follows their record; steady bias is corrected, chaos is not."""
     honest, chaotic = HintTrust(), HintTrust()
     own = 0.3  # density of the learnt gaps, spread over a factor of ten
-    for turn in range(40):
+    for turn in range(60):
         real = 5.0
         honest.learn(real * 1.3, real, own)
-        chaotic.learn(real * (100.0 if turn % 2 else 0.01), real, own)
+        chaotic.learn(real * 100.0 ** ((turn * 0.618) % 1.0 * 2.0 - 1.0), real, own)
     assert honest.weight > 0.9
     assert honest.bias == pytest.approx(-math.log(1.3), abs=0.1)
     assert chaotic.weight < 0.1
