@@ -599,7 +599,7 @@ async def test_an_engine_inside_the_replica_answers_and_streams() -> None:
     await engine.start()
     status, body = await whole(engine, chat("[[reply hello]]"))
     assert (status, b"hello" in body) == (200, True)
-    parts = [part async for part in engine.serve(chat("[[words 5]]", stream=True))]
+    parts = [part async for part in engine.serve(chat("[[tokens 5]]", stream=True))]
     assert isinstance(parts[0], Head)
     assert len(parts) > 3
     assert bytes(parts[-1]).endswith(b"data: [DONE]\n\n")  # type: ignore[arg-type]

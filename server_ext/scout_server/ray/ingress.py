@@ -24,6 +24,7 @@ __all__ = ["Answer", "Dispatcher", "Front", "PoolTeller", "UnreachableError"]
 logger = logging.getLogger(__name__)
 
 _RETRIED = frozenset({502, 503, 504})
+_GRACE_S = 1.0
 
 
 class UnreachableError(Exception):
@@ -142,7 +143,7 @@ class Front:
         for attempt in range(tries):
             coming = self._replicas.send(call, Ticket())
             try:
-                head = await _first(coming, None)
+                head = await _first(coming, None, self.settings.hold_timeout_s)
                 if head.status in _RETRIED and attempt + 1 < tries:
                     continue
                 await self._pass_back(coming, head, reply, {}, None)
@@ -151,6 +152,8 @@ class Front:
                     self._pool.tell("count", "cut")
                     raise
                 continue
+            except _RefusedError:
+                break
             finally:
                 coming.cancel()
             self._pool.tell("count", "passed")
@@ -206,7 +209,7 @@ class Front:
         coming = self._replicas.send(call, ticket)
         self._open[asked.key] = (asked, attempt, note)
         try:
-            head = await _first(coming, note)
+            head = await _first(coming, note, ticket.timeout_s + _GRACE_S)
             if head.status in _RETRIED and attempt < self.settings.retries:
                 raise UnreachableError
             outcomes = {**asked.outcomes, "admission": _admission(note, attempt)}
@@ -288,14 +291,20 @@ def _call(scope: Scope, body: bytes, *, tenant: str) -> Call:
     )
 
 
-async def _first(coming: Answer, note: notes.Note | None) -> Head:
-    """Return the head of an answer; _RefusedError when the router says that there is no room."""
+async def _first(coming: Answer, note: notes.Note | None, timeout_s: float) -> Head:
+    """
+    Return the head of an answer; _RefusedError when the router says that there is no room.
+
+    Serve asks no router while there is no replica at all: then the time-out is kept here.
+    """
     first = asyncio.ensure_future(coming.__anext__())
+    signs = {first} | ({note.refusal} if note is not None else set())
     try:
-        await asyncio.wait(
-            {first} | ({note.refusal} if note is not None else set()),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        done, _ = await asyncio.wait(signs, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done and (note is None or not note.sent):
+            raise _RefusedError(Refusal.LATE)
+        if not done:
+            await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
         if not first.done() and note is not None:
             raise _RefusedError(note.refusal.result())
         head = first.result()

@@ -20,6 +20,8 @@ class Note:
 
     placed: Placed | None = None
     """Its latest placement by a plan; None: it has none, or was sent without the pool."""
+    sent: bool = False
+    """A replica was chosen for it, with or without a plan."""
     refusal: asyncio.Future[Refusal] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -44,7 +46,7 @@ def placed(key: str, placement: Placed | None) -> None:
     """Say where a request goes (None: anywhere, without a plan); unknown requests are ignored."""
     note = _notes.get(key)
     if note is not None:
-        note.placed = placement
+        note.placed, note.sent = placement, True
 
 
 def refused(key: str, refusal: Refusal) -> bool:
