@@ -1,7 +1,7 @@
 """Which sessions get KV room now, and on which node: one decision over the whole pool."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from annotated_types import Ge, Gt
@@ -22,8 +22,9 @@ class AdmissionSettings:
     """
     A request held longer goes to the front, oldest first, and a node is kept free for it.
 
-    It then waits for the longest turn that runs on that node, so the r-th such request on n nodes
-    is admitted within max_hold_s + ceil(r / n) * longest turn, whatever its size.
+    One such request runs on a node at a time. It waits for the longest turn that runs on its node,
+    and for those of the ones before it, so the r-th of them on n nodes is admitted within
+    max_hold_s + 2 * ceil(r / n) * longest turn, whatever its size.
     """
     max_pool: Annotated[int, Ge(1)] = 256
     """Sessions that enter one decision; the oldest requests first."""
@@ -39,6 +40,8 @@ class Plan:
     """Sessions in a gap that keep their room; the others lose it softly."""
     deferred: tuple[str, ...]
     """Requests that wait on, in order of arrival."""
+    forced: frozenset[str] = frozenset()
+    """Requests among the placements that were held too long."""
     reserved: Mapping[str, str] = field(default_factory=dict)
     """Request -> node that admits nobody else until the request fits."""
     objective: tuple[int, ...] = ()
@@ -121,7 +124,11 @@ def decide(
     left = {r.node: _Left(r, r.tokens, r.slots, set(r.prefixes)) for r in nodes}
     chosen: dict[str, str] = {}
     held = [c for c in pool if c.waiting and now - c.arrived >= settings.max_hold_s]
-    kept_free = _place_held(held, left, chosen, evaluator, reserved or {})
+    # One at a time on every node: were all of them forced, order of arrival would be all there is.
+    turns = [r.node for r in nodes if not r.forced]
+    forced = held[: len(turns)]
+    kept_free = _place_held(forced, {n: left[n] for n in turns}, chosen, evaluator, reserved or {})
+    placed_late = frozenset(chosen)
     open_nodes = [n.node for n in nodes if n.node not in kept_free.values()]
     rest = [c for c in pool if c.key not in chosen and c.key not in kept_free]
     problem, hidden = discretise(
@@ -145,9 +152,10 @@ def decide(
     chosen.update(planned)
     _top_up(rest, chosen, left, open_nodes, evaluator)
     _fill_idle(rest, chosen, left, open_nodes, evaluator)
-    return _plan(
+    plan = _plan(
         pool, chosen, kept_free, evaluator, solution.exact, solution.method, solution.states, hidden
     )
+    return replace(plan, forced=placed_late)
 
 
 def best_room(candidate: Candidate, rooms: Sequence[Room], judge: Evaluator) -> str:

@@ -217,7 +217,8 @@ class TaoEngine:
                 continue
             turn = self.waiting.pop(placement.key).turn
             self.reserved.pop(placement.key, None)
-            self._book(turn, placement.node, now=now)
+            forced = placement.key in plan.forced
+            self._book(turn, placement.node, forced=forced, now=now)
             placements.append(placement)
         kept = {p.key for p in plan.kept}
         for session in self.ledger.gaps.values():
@@ -385,13 +386,14 @@ class TaoEngine:
                     prefixes=self.ledger.prefixes(node.name),
                     running=requests,
                     capacity=node.capacity,
+                    forced=self.ledger.forced(node.name),
                     resident=resident.get(node.name, 0),
                     served=node.served,
                 )
             )
         return rooms
 
-    def _book(self, turn: Turn, node: str, *, now: float) -> None:
+    def _book(self, turn: Turn, node: str, *, forced: bool = False, now: float) -> None:
         self.ledger.book(
             turn.key,
             self.ledger.session((turn.tenant, turn.session), now=now),
@@ -399,6 +401,7 @@ class TaoEngine:
             tokens=max(1, turn.tokens - turn.prefix_tokens),
             prefix=turn.prefix,
             prefix_tokens=turn.prefix_tokens,
+            forced=forced,
             now=now,
         )
 

@@ -69,6 +69,8 @@ class Booking:
     since: float
     lease: float
     """Until when it counts without news."""
+    forced: bool = False
+    """It was placed because it was held too long."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ class _Tally:
 
     tokens: int = 0
     requests: int = 0
+    forced: int = 0
     prefixes: dict[str, list[int]] = field(default_factory=dict)
     """Prefix -> sizes, one per request that has it; the largest counts."""
 
@@ -157,6 +160,11 @@ class Ledger:
             return 0, 0
         return tally.tokens + sum(max(s) for s in tally.prefixes.values()), tally.requests
 
+    def forced(self, name: str) -> bool:
+        """Whether a request that was held too long runs on a node."""
+        tally = self._tallies.get(name)
+        return tally is not None and tally.forced > 0
+
     def prefixes(self, name: str) -> frozenset[str]:
         """Return the shared prefixes that running requests hold on a node."""
         tally = self._tallies.get(name)
@@ -208,6 +216,7 @@ class Ledger:
         tokens: int,
         prefix: str | None = None,
         prefix_tokens: int = 0,
+        forced: bool = False,
         now: float,
     ) -> None:
         """Book room for a request that starts to run."""
@@ -228,10 +237,12 @@ class Ledger:
             prefix_tokens,
             now,
             now + self.settings.lease_s,
+            forced,
         )
         tally = self._tallies.setdefault(node, _Tally())
         tally.tokens += tokens
         tally.requests += 1
+        tally.forced += forced
         if prefix is not None:
             tally.prefixes.setdefault(prefix, []).append(prefix_tokens)
         self.settle(session)
@@ -312,6 +323,7 @@ class Ledger:
         tally = self._tallies[booking.node]
         tally.tokens -= booking.tokens
         tally.requests -= 1
+        tally.forced -= booking.forced
         if booking.prefix is not None:
             sizes = tally.prefixes[booking.prefix]
             sizes.remove(booking.prefix_tokens)

@@ -60,6 +60,8 @@ class Room:
     """Requests that run there now."""
     capacity: int = 0
     """Tokens it has in all; a session above it can never fit."""
+    forced: bool = False
+    """A request that was held too long runs there now; the next such one waits for its end."""
     resident: int = 0
     """Sessions in a gap that ran there last; between equals, fewer is better."""
     served: int = 0
