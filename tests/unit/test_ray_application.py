@@ -98,6 +98,7 @@ class Serve:
             raise UnreachableError
         answer = self.replicas[name].serve(call)
         death = asyncio.create_task(self.dead[name].wait())
+        part: asyncio.Future[Head | bytes] | None = None
         try:
             while True:
                 part = asyncio.ensure_future(anext(answer))
@@ -113,6 +114,9 @@ class Serve:
                     return
         finally:
             death.cancel()
+            if part is not None and not part.done():
+                part.cancel()
+                await asyncio.wait({part})
             await answer.aclose()
 
     def _mourn(self, name: str) -> None:

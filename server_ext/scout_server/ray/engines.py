@@ -22,6 +22,7 @@ __all__ = ["AsgiEngine", "Engine", "EngineDiedError", "ServerEngine", "load_fact
 _STOP_S = 10.0
 _POLL_S = 0.2
 _QUEUE = 64
+_ABORT_S = 0.5
 
 
 class EngineDiedError(Exception):
@@ -93,11 +94,15 @@ class AsgiEngine:
             await gone.wait()
             return {"type": "http.disconnect"}
 
+        async def send(message: Message | None) -> None:
+            if not gone.is_set():
+                await messages.put(message)
+
         async def run() -> None:
             try:
-                await self._app(_scope(call), receive, messages.put)
+                await self._app(_scope(call), receive, send)
             finally:
-                await messages.put(None)
+                await send(None)
 
         task = asyncio.create_task(run())
         try:
@@ -118,7 +123,7 @@ class AsgiEngine:
             if not task.done():
                 while not messages.empty():
                     messages.get_nowait()
-                await asyncio.wait({task}, timeout=0.5)
+                await asyncio.wait({task}, timeout=_ABORT_S)
                 task.cancel()
             if task.done() and not task.cancelled():
                 task.exception()  # an application re-raises what it has answered
