@@ -1,5 +1,6 @@
 """Who sends a request: agents, told by hint or recognised by the prefix that they repeat."""
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ __all__ = ["Agent", "AgentTable", "common_prefix"]
 _WINDOW = 5  # prefix lengths that an anchor is judged by
 _REPRESENTATIVE_BLOCKS = 1024
 _REPRESENTATIVES = 256
+_LEVEL_HORIZONS = 4.0
+LEVEL_SHARE = 0.5
 
 
 def common_prefix(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:
@@ -44,6 +47,8 @@ class Agent:
     shared: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     uses: int = 0
     last_used: float = 0.0
+    level: float = 0.0
+    scored: float = -1.0
     kind: str = ""
     """Class of the gap after its last request."""
     extends: float = 1.0
@@ -59,6 +64,18 @@ class Agent:
         """Learn one use."""
         self.uses += 1
         self.last_used = now
+
+    def smooth(self, score: float, now: float, horizon: float) -> float:
+        """
+        Return *score* drawn towards its mean over some turnover times.
+
+        What is evicted in a low moment is missing at the next high one, so a moment counts less
+        than the level about which scores swing.
+        """
+        fade = math.exp(-max(0.0, now - self.scored) / (_LEVEL_HORIZONS * horizon))
+        self.level = score if self.scored < 0.0 else fade * self.level + (1.0 - fade) * score
+        self.scored = now
+        return (1.0 - LEVEL_SHARE) * score + LEVEL_SHARE * self.level
 
     def rate(self, now: float, horizon: float) -> float:
         """Return how often it is used, as a share that fades slowly once it is not used at all."""

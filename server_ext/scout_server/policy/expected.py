@@ -9,12 +9,13 @@ from scout_server.policy.gaps import GapModel, HintTrust
 from scout_server.policy.sessions import Phase, Session
 from scout_server.policy.transitions import END, Transitions
 
-__all__ = ["Outlook"]
+__all__ = ["SPAN", "Outlook"]
 
 Array = npt.NDArray[np.float64]
 
 _BINS = 96
-_SPAN = 6.0  # the grid spans this many turnover times
+SPAN = 6.0
+"""An outlook looks this many turnover times ahead."""
 _POINTS = np.array([1, 2, 4, 8, 16, 32, 64, 96])  # bins at whose ends use is judged
 _STEPS = 12
 _NEGLIGIBLE = 0.01
@@ -58,7 +59,7 @@ class Outlook:
         self._transitions = transitions
         self._gaps = gaps
         self.horizon = horizon
-        self._width = _SPAN * horizon / _BINS
+        self._width = SPAN * horizon / _BINS
         self._grid: Array = np.asarray(self._width * np.arange(1, _BINS + 1), dtype=np.float64)
         cycle = gaps.at(gaps.cycle()[None, :], self._grid[None, :])[0]
         self._later = self._sums(np.diff(cycle, prepend=0.0))

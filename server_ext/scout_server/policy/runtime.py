@@ -54,7 +54,7 @@ class PolicySettings:
     """Follow our order only while it beats LRU in shadow; off: follow it always."""
     duel_half_life: Annotated[float, Ge(1)] = 60.0
     """Requests after which a shadow hit counts half."""
-    rescore_share: Annotated[float, Ge(0), Le(1)] = 1 / 12
+    rescore_share: Annotated[float, Ge(0), Le(1)] = 1 / 48
     """Scores are renewed after this share of the cache's turnover time."""
 
 
@@ -242,6 +242,13 @@ class PolicyCore:
         """Do the work that need not wait for an eviction; call once per engine step."""
         if self._enabled and self.scoring.renew(self._tenants.values(), now):
             self.duel.rescored()
+
+    def refresh(self, *, now: float) -> list[Tenant]:
+        """Renew the scores at once, for a decision in idle time; return all tenants."""
+        tenants = list(self._tenants.values())
+        if self._enabled and self.scoring.renew(tenants, now, force=True):
+            self.duel.rescored()
+        return tenants
 
     # ---- readout and persistence -----------------------------------------------------------
 

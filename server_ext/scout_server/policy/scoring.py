@@ -49,12 +49,12 @@ class Scoring:
         self.renewals = 0
         self._cells = 0
 
-    def renew(self, tenants: Iterable[Tenant], now: float) -> bool:
-        """Score everything anew if it is time; return whether it was."""
+    def renew(self, tenants: Iterable[Tenant], now: float, *, force: bool = False) -> bool:
+        """Score everything anew if it is time, or *force* says so; return whether it was."""
         pause = max(
             min(self._share * self.horizon, _LONGEST_PAUSE_S), self._cells * _SECONDS_PER_CELL
         )
-        if self._renewed is not None and now - self._renewed < pause:
+        if self._renewed is not None and now - self._renewed < pause and not force:
             return False
         self._cells = 0
         self._renewed = now
@@ -188,7 +188,7 @@ class Scoring:
         for agent in tenant.agents:
             if agent.symbol > len(densities):
                 continue
-            score = densities[agent.symbol - 1]
+            score = agent.smooth(densities[agent.symbol - 1], now, self.horizon)
             for _, group in tenant.agents.segments(agent):
                 scores[group] = scores.get(group, 0.0) + score
             for group in agent.old_groups:
