@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -13,8 +13,7 @@ import pytest
 from scout_sdk import ConfigError, Hints, SessionEvent, UnsupportedError
 from scout_server.config import load
 from scout_server.gateway.settings import GatewaySettings
-from scout_server.policy.engine import Snapshot, TaoEngine, make_plan
-from scout_server.policy.placement import Placement
+from scout_server.policy.engine import TaoEngine
 from scout_server.ray import notes, versions
 from scout_server.ray.calls import Call, Head, NodeFacts, Placed, PoolGoneError, Refusal, Ticket
 from scout_server.ray.engines import AsgiEngine, EngineDiedError, ServerEngine, load_factory
@@ -23,8 +22,7 @@ from scout_server.ray.replica import LlmReplica, engine_kind, engine_of
 from scout_server.ray.routing import Routing
 from scout_server.ray.settings import RaySettings, document_of
 from scout_server.tao.asked import Asked
-from scout_server.tao.pool import Pool
-from scout_server.tao.trace import Entry, TracedEngine, replay
+from scout_server.tao.trace import TracedEngine, drive, placements, replay
 
 
 def asked(key: str, session: str | None = None, *, tokens: int = 100, final: bool = False) -> Asked:
@@ -497,62 +495,6 @@ async def test_the_trace_replays_to_the_same_decisions() -> None:
         assert replay(wrong, TracedEngine(actor.settings.tao)) != []
 
 
-def placements_of(log: Sequence[Entry]) -> Iterator[Placement]:
-    """Yield what a pool placed, by plans and without, in order."""
-    for entry in log:
-        if entry.method == "apply":
-            yield from entry.result.placements
-        elif entry.method == "resume" and entry.result is not None:
-            yield entry.result
-
-
-async def through_the_gateway(log: Sequence[Entry], settings: RaySettings) -> list[Placement]:
-    """Tell a gateway's pool the facts of *log* at their times; return what it placed."""
-    now = 0.0
-    gateway = Pool(GatewaySettings(tao=settings.tao), clock=lambda: now)
-    engine = gateway.engine
-    held: dict[str, asyncio.Task[str]] = {}
-    placed: list[Placement] = []
-    snapshot: Snapshot | None = None
-    for entry in log:
-        now = entry.kwargs.get("now", now)
-        told = {name: value for name, value in entry.kwargs.items() if name != "now"}
-        match entry.method:
-            case "submit":
-                (turn,) = entry.args
-                held[turn.key] = asyncio.create_task(gateway.acquire(turn, timeout_s=1000))
-                await asyncio.sleep(0)
-            case "cancel" if (key := entry.args[0]) in held and not held[key].done():
-                held[key].cancel()
-                await asyncio.wait({held[key]})
-            case "cancel":
-                gateway.cancel(*entry.args)
-            case "finish":
-                told.pop("held_tokens")
-                gateway.finish(*entry.args, **told)
-            case "event":
-                gateway.event(*entry.args, **told)
-            case "resume" if entry.result is not None:
-                placed.append(entry.result)
-            case "resume":
-                assert not held[entry.args[0]].done()
-            case "snapshot":
-                snapshot = engine.snapshot(now=now)
-            case "apply":
-                assert snapshot is not None
-                before = dict(engine.ledger.bookings)
-                gateway.apply(plan := make_plan(snapshot))
-                placed += [p for p in plan.placements if p.key not in before]
-                await asyncio.sleep(0)
-            case _:
-                getattr(engine, entry.method)(*entry.args, **entry.kwargs)
-    for key, task in held.items():
-        if task.done() and not task.cancelled():
-            assert task.result() == [p.node for p in placed if p.key == key][-1]
-        task.cancel()
-    return placed
-
-
 async def test_the_gateways_pool_decides_the_same_on_the_same_trace() -> None:
     """
     The gateway's driver, told the same facts at the same times, places the same turns alike.
@@ -560,9 +502,9 @@ async def test_the_gateways_pool_decides_the_same_on_the_same_trace() -> None:
     async with pool() as actor:
         await _busy(actor)
         _, log = await actor.trace()
-        ours = list(placements_of(log))
+        ours = list(placements(log))
         assert len(ours) == 31
-        assert await through_the_gateway(log, actor.settings) == ours
+        assert await drive(log, GatewaySettings(tao=actor.settings.tao)) == ours
 
 
 # ---- engines -------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """A TAO engine that remembers what it was told and what it decided, and the replay of that."""
 
+import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,9 @@ from scout_server.policy.engine import (
     make_plan,
 )
 from scout_server.policy.placement import Placement
+from scout_server.tao.pool import Pool, PoolSettings
 
-__all__ = ["Entry", "TracedEngine", "replay"]
+__all__ = ["Entry", "TracedEngine", "drive", "placements", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +185,69 @@ def replay(log: Iterable[Entry], engine: TaoEngine) -> list[str]:
         if result != entry.result:
             differences.append(f"{at}: {entry.method} gives {result}, gave {entry.result}")
     return differences
+
+
+def placements(log: Iterable[Entry]) -> Iterator[Placement]:
+    """Yield what was placed, by plans and without one, in order."""
+    for entry in log:
+        if entry.method == "apply":
+            yield from entry.result.placements
+        elif entry.method == "resume" and entry.result is not None:
+            yield entry.result
+
+
+async def drive(log: Iterable[Entry], settings: PoolSettings) -> list[Placement]:
+    """
+    Tell a fresh pool (the gateway's, or that of Ray) the facts of *log* at their times.
+
+    Requests are held and let go by the pool's own code; return what it placed, in order.
+    ValueError when a held request was told another node than its placement says.
+    """
+    now = 0.0
+    engine = TracedEngine(settings.tao, entries=1_000_000)
+    pool = Pool(settings, clock=lambda: now, engine=engine)
+    held: dict[str, asyncio.Task[str]] = {}
+    snapshot: Snapshot | None = None
+    for entry in log:
+        now = entry.kwargs.get("now", now)
+        told = {name: value for name, value in entry.kwargs.items() if name != "now"}
+        match entry.method:
+            case "submit":
+                (turn,) = entry.args
+                held[turn.key] = asyncio.create_task(pool.acquire(turn, timeout_s=86_400))
+                await asyncio.sleep(0)
+            case "cancel" if (key := entry.args[0]) in held and not held[key].done():
+                held[key].cancel()
+                await asyncio.wait({held[key]})
+            case "cancel":
+                pool.cancel(*entry.args)
+            case "finish":
+                told.pop("held_tokens")
+                pool.finish(*entry.args, **told)
+            case "event":
+                pool.event(*entry.args, **told)
+            case "snapshot":
+                snapshot = engine.snapshot(now=now)
+            case "apply":
+                if snapshot is not None:
+                    pool.apply(make_plan(snapshot))
+                snapshot = None
+                await asyncio.sleep(0)
+            case "resume":
+                pass  # submitting has tried it
+            case _:
+                getattr(engine, entry.method)(*entry.args, **entry.kwargs)
+    placed = list(placements(engine.log))
+    last = {p.key: p.node for p in placed}
+    wrong = [
+        key
+        for key, task in held.items()
+        if task.done() and not task.cancelled() and task.result() != last.get(key)
+    ]
+    for task in held.values():
+        task.cancel()
+    await asyncio.gather(*held.values(), return_exceptions=True)
+    if wrong:
+        msg = f"told another node than placed: {', '.join(wrong)}"
+        raise ValueError(msg)
+    return placed
