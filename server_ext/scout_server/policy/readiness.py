@@ -47,6 +47,7 @@ class ReadinessSettings:
     max_probing: Annotated[int, Ge(0)] = 16
     """Sessions that may be probed at the same time."""
     max_sessions: Annotated[int, Ge(1)] = 4096
+    """Sessions remembered; the one heard of longest ago is forgotten first."""
     max_calls: Annotated[int, Ge(1)] = 64
     """Tool calls remembered per session."""
     max_tools: Annotated[int, Ge(1)] = 1024
