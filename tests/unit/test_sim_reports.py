@@ -213,7 +213,9 @@ def test_trace_commands_work_end_to_end(tmp_path):
     seen = json.loads(run(trace_app, "inspect", out, "--json").stdout)
     assert seen["results"]["turns"] == 20
     assert seen["results"]["reuse"] == pytest.approx(19 / 40)
-    shown = run(trace_app, "inspect", out)
+    page = tmp_path / "i.html"
+    shown = run(trace_app, "inspect", out, "--html", page)
+    assert "Hit rate against cache size" in page.read_text("utf-8")
     assert "hit rate against cache size" in shown.output
 
     told = json.loads(run(trace_app, "advise", out, "--json").stdout)

@@ -8,9 +8,9 @@ from pathlib import Path
 from scout_server.report import versions
 from scout_server.sim.record import CellRecord
 from scout_server.sim.svg import Line, TimelineRow, lines, timeline
-from scout_server.sim.traces.inspection import ReusePoint
+from scout_server.sim.traces.inspection import Inspection, ReusePoint
 
-__all__ = ["report_html", "write_report"]
+__all__ = ["inspection_html", "report_html", "write_report"]
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#2f3437;--soft:#787774;--paper:#fff;--rule:#e6e5e3}
@@ -132,3 +132,36 @@ def write_report(
 ) -> None:
     """Write the page to *path*."""
     path.write_text(report_html(records, command, reuse), "utf-8")
+
+
+def inspection_html(found: Inspection, command: str) -> str:
+    """Return a page with the plots of a trace: gaps, and hit rate against cache size."""
+    gaps = lines(
+        [Line("all gaps", found.gap_points)],
+        title="Gaps", x="seconds", y="share of gaps up to it", log_x=True, y_most=1.0,
+    )  # fmt: skip
+    curve = lines(
+        [
+            Line("Bélády", [(p.tokens, p.belady) for p in found.curve], emphasis=True),
+            Line("LRU", [(p.tokens, p.lru) for p in found.curve]),
+        ],
+        title="Hit rate against cache size", x="tokens of cache", y="hit rate", log_x=True,
+        y_most=1.0,
+    )  # fmt: skip
+    working = (
+        f"{found.live_tokens_mean:,.0f} on average, {found.live_tokens_p90:,.0f} for nine tenths of"
+        f" the time, {found.live_tokens_peak:,.0f} at most"
+    )
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width'>",
+        f"<title>Scout trace</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(found.info.source)}</h1>",
+        f"<p class='note'><code>{escape(command)}</code></p>",
+        f"<p>{found.programs:,} programs, {found.turns:,} turns, reuse {found.reuse:.3f}."
+        f" Working set, tokens of programs under way: {working}.</p>",
+        f"<h2>Hit rate against cache size</h2>{curve}" if curve else "",
+        f"<h2>Gaps</h2>{gaps}" if gaps else "",
+        "</body></html>",
+    ]
+    return "".join(parts)

@@ -12,7 +12,7 @@ from scout_sdk._errors import ScoutError
 from scout_server.report import command_line, emit
 from scout_server.sim.advise import advise
 from scout_server.sim.consoles import wide_console
-from scout_server.sim.html import write_report
+from scout_server.sim.html import inspection_html, write_report
 from scout_server.sim.traces import Program, TraceReader, write_trace
 from scout_server.sim.traces.convert import CONVERTERS, SourceOptions
 from scout_server.sim.traces.inspection import Inspection
@@ -78,6 +78,7 @@ def inspect_command(
     path: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Scout trace.")],
     skip_bad: SkipBad = False,
     curve: Annotated[int, typer.Option(min=0, help="Cache sizes of the reuse curve; 0: none.")] = 7,
+    html: Annotated[Path | None, typer.Option(help="Write the plots as an HTML page.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print counts, gap quantiles, reuse, predictability, and working set against cache size."""
@@ -86,6 +87,8 @@ def inspect_command(
         found = inspect_trace(reader.info, reader, sizes=curve)
     except (ScoutError, OSError) as error:
         raise _fail(error) from error
+    if html is not None:
+        html.write_text(inspection_html(found, command_line()), "utf-8")
     console = wide_console()
     results = dataclasses.asdict(found) if json_output else _readable(found)
     if reader.skips.skipped:
