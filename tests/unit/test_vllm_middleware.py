@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from scout_sdk import Evidence, HintOutcome, Hints, ToolEvent, ToolState, _wire
 from scout_server.vllm import ScoutMiddleware
+from scout_server.vllm.bodies import parsed_body, with_xargs
 from scout_server.vllm.link import EngineLink
-from scout_server.vllm.middleware import PATHS, with_xargs
+from scout_server.vllm.middleware import PATHS
 
 HINTS = Hints(
     session="s 1",
@@ -111,7 +112,7 @@ async def test_hints_become_xargs(path: str) -> None:
     assert outcome_of(sent)["agent"] is HintOutcome.ACCEPTED
 
 
-async def test_unhinted_requests_are_not_read() -> None:
+async def test_requests_that_say_nothing_pass_unchanged() -> None:
     """Without hints and credentials the app gets the messages as they came."""
     app = App()
     sent = await call(app)
@@ -119,6 +120,24 @@ async def test_unhinted_requests_are_not_read() -> None:
     assert app.body == BODY
     assert len(app.messages) == -(-len(BODY) // 7)
     assert b"x-scout-outcome" not in dict(sent[0]["headers"])
+
+
+@pytest.mark.parametrize("off", [{"policy": {"hints": False, "fingerprints": False}}, None])
+async def test_where_nobody_is_recognised_nothing_is_read(off: Any) -> None:
+    """With identity off, or an engine without Scout, the first chunk reaches vLLM at once."""
+
+    async def answer(operation: str, argument: str) -> list[str]:
+        return ['{"mode": "stock"}']
+
+    app = App()
+    app.state.args.additional_config = {"scout": off or {}}
+    if off is None:
+        app.state.scout = EngineLink(answer, timeout_s=1.0)
+        await app.state.scout.refresh()
+    sent = await call(app, headers=_wire.encode(HINTS))
+
+    assert len(app.messages) == -(-len(BODY) // 7)
+    assert set(outcome_of(sent).values()) == {HintOutcome.IGNORED}
 
 
 async def test_streams_pass_untouched() -> None:
@@ -183,15 +202,107 @@ async def test_null_xargs_are_absent_ones() -> None:
     assert _wire.from_xargs(json.loads(app.body)["vllm_xargs"]) == HINTS
 
 
-async def test_the_tenant_cannot_be_forged() -> None:
-    """The tenant stands for the credentials; what a client writes there is overwritten."""
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer secret"}])
+async def test_the_tenant_cannot_be_forged(headers: dict[str, str]) -> None:
+    """What only servers say is ours, or is taken out of the body; the key itself never goes on."""
     app = App()
-    body = b'{"vllm_xargs": {"scout_tenant": "somebody else"}}'
-    await call(app, headers={"authorization": "Bearer secret"}, body=body)
-    tenant = json.loads(app.body)["vllm_xargs"]["scout_tenant"]
+    forged = {"scout_tenant": "else", "scout_call": "c", "scout_seal": "s", "other": 1}
+    body = json.dumps({"vllm_xargs": forged}).encode()
+    await call(app, headers=headers, body=body)
+    xargs = json.loads(app.body)["vllm_xargs"]
 
-    assert tenant != "somebody else"
+    assert xargs["other"] == 1
+    assert xargs.get("scout_tenant") != "else"
+    assert ("scout_tenant" in xargs) == ("scout_seal" in xargs) == bool(headers)
     assert "secret" not in app.body.decode()
+
+
+async def test_foreign_hints_become_xargs_like_ours() -> None:
+    """A session that another client names in its own way reaches the engine, and is reported."""
+    app = App()
+    body = b'{"nvext": {"agent_hints": {"prefix_id": "s", "priority": 7}}}'
+    sent = await call(app, headers={"x-dynamo-parent-session-id": "p"}, body=body)
+    parsed = json.loads(app.body)
+
+    assert _wire.from_xargs(parsed["vllm_xargs"]) == Hints(session="s", parent="p")
+    assert "priority" not in parsed
+    assert outcome_of(sent)["session"] is HintOutcome.ACCEPTED
+    assert outcome_of(sent)["priority"] is HintOutcome.IGNORED
+
+
+async def test_priorities_are_given_on_where_the_engine_has_them() -> None:
+    """Dynamo's high priority is vLLM's low number; the body's own priority stays."""
+    app = App()
+    app.state.args.scheduling_policy = "priority"
+    body = b'{"nvext": {"agent_hints": {"priority": 7}}}'
+    await call(app, body=body)
+    assert json.loads(app.body)["priority"] == -7
+    app = App()
+    app.state.args.scheduling_policy = "priority"
+    await call(app, body=b'{"priority": 3, ' + body[1:])
+    assert json.loads(app.body)["priority"] == 3
+
+
+class Answering(App):
+    """Answers with one chat completion that calls a tool, in three pieces."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.body = (await receive())["body"]
+        arguments = json.dumps({"command": "sleep 4"})
+        called = {"function": {"name": "bash", "arguments": arguments}}
+        message = {"tool_calls": [called]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        answer = json.dumps({"choices": [choice]}).encode()
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for piece in (answer[:20], answer[20:]):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+
+
+async def test_tool_calls_of_a_response_are_told_to_the_engine() -> None:
+    """The engine hears the tools and their seconds under the name that the request carried."""
+    heard: list[Any] = []
+
+    async def answer(operation: str, argument: str) -> list[str]:
+        heard.append((operation, json.loads(argument)))
+        return ["{}"]
+
+    app = Answering()
+    app.state.scout = EngineLink(answer, timeout_s=1.0)
+    sent = await call(app, chunk=4096)
+    await app.state.scout._telling
+    name = json.loads(app.body)["vllm_xargs"]["scout_call"]
+
+    assert heard == [
+        ("endings", [{"call": name, "finish": "tool_calls", "tools": [["bash", 4.0]]}])
+    ]
+    assert json.loads(b"".join(message.get("body", b"") for message in sent[1:]))["choices"]
+
+
+async def test_endings_gather_while_the_engine_is_busy() -> None:
+    """What comes meanwhile goes in one message; over the bound the oldest are dropped."""
+    gate = asyncio.Event()
+    heard: list[Any] = []
+
+    async def answer(operation: str, argument: str) -> list[str]:
+        await gate.wait()
+        heard.append(json.loads(argument))
+        return ["{}"]
+
+    link = EngineLink(answer, timeout_s=5.0)
+    link.tell({"call": "first"})
+    await asyncio.sleep(0)
+    for index in range(1100):
+        link.tell({"call": index})
+    gate.set()
+    assert link._telling is not None
+    await link._telling
+
+    assert heard[0] == [{"call": "first"}]
+    assert heard[-1][-1] == {"call": 1099}
+    assert max(len(batch) for batch in heard) == 128
+    assert (link.untold, sum(map(len, heard))) == (1100 - 1024, 1025)
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/completions"), ("POST", "/v1/models")])
@@ -322,10 +433,10 @@ def test_the_rest_of_a_body_keeps_its_value(
     """Adding xargs changes nothing else in any JSON object, however it is written."""
     text = json.dumps(body, indent=indent, ensure_ascii=ascii_only)
     raw = text.encode("utf-8", "surrogatepass")
-    changed = with_xargs(raw, {"scout_agent": "a"})
-    if changed is None:
-        return  # lone surrogates that are not valid UTF-8
-    parsed = json.loads(changed)
+    understood = parsed_body(raw)
+    if understood is None:
+        return  # lone surrogates that are not valid UTF-8, or vllm_xargs that are no mapping
+    parsed = json.loads(with_xargs(raw, understood, {"scout_agent": "a"}))
     assert parsed.pop("vllm_xargs")["scout_agent"] == "a"
     body.pop("vllm_xargs", None)
     assert parsed == body

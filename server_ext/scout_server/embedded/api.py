@@ -23,6 +23,7 @@ from scout_server.embedded.metrics import Metrics
 from scout_server.embedded.parse import Call, parse_chat, parse_completion, parse_response
 from scout_server.embedded.settings import EmbeddedSettings
 from scout_server.ingress import EventDesk, IngressSettings, RequestReader, expected_tools
+from scout_server.ingress.settings import features
 from scout_server.policy.runtime import PolicySettings
 from scout_server.snapshot import SnapshotSettings
 from scout_server.tenancy import TenancySettings
@@ -31,8 +32,6 @@ __all__ = ["make_app"]
 
 Parse = Callable[[Mapping[str, object], EmbeddedSettings], Call]
 MakeForm = Callable[[Call, Generation, int], Form]
-
-_FEATURES = ("events", "hints", "outcome", "retention")
 
 
 def make_app(
@@ -145,13 +144,6 @@ class _Api:
     async def capabilities(self, request: Request) -> Response:
         """Say what this server takes; the SDK stops sending what is not listed."""
         engine, policy = self.engine, self.engine.policy
-        features = list(_FEATURES)
-        if policy.hints and self.ingress.foreign_hints:
-            features.append("foreign-hints")
-        if self.ingress.tool_calls:
-            features.append("tool-calls")
-        if not policy.hints:
-            features = [name for name in features if name not in ("events", "hints")]
         return JSONResponse(
             {
                 "version": _wire.VERSION,
@@ -161,7 +153,7 @@ class _Api:
                     "engine": "embedded",
                     "engine_version": metadata.version("scout-sdk"),
                 },
-                "features": features if engine.faulted is None else [],
+                "features": features(policy, self.ingress) if engine.faulted is None else [],
                 "problems": [] if engine.faulted is None else [engine.faulted],
                 "limits": {
                     "headers_bytes": MAX_HEADERS_BYTES,

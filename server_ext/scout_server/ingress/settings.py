@@ -5,7 +5,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-__all__ = ["IngressSettings"]
+from scout_server.policy.runtime import PolicySettings
+
+__all__ = ["IngressSettings", "features"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,3 +21,15 @@ class IngressSettings:
     events_per_s: Annotated[float, Ge(0), Le(1e6)] = 200.0
     """Side-channel events a second that one tenant may send on average; ten seconds' worth may
     come at once."""
+
+
+def features(policy: PolicySettings, ingress: IngressSettings) -> list[str]:
+    """Return what a server with these settings takes, for its capabilities."""
+    found = ["outcome", "retention"]
+    if policy.hints:
+        found += ["events", "hints"]
+        if ingress.foreign_hints:
+            found.append("foreign-hints")
+    if ingress.tool_calls:
+        found.append("tool-calls")
+    return sorted(found)

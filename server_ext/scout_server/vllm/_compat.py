@@ -25,6 +25,7 @@ __all__ = [
     "add_utility",
     "additional_config",
     "call_engines",
+    "data_parallel_rank",
     "installed_version",
     "metrics_registry",
     "problems",
@@ -103,6 +104,15 @@ async def call_engines(client: Any, operation: str, argument: str = "") -> list[
     core = client.engine_core
     answers = await core.call_utility_all_async(UTILITY, operation, argument)
     return [str(answer) for answer in answers]
+
+
+def data_parallel_rank(vllm_config: Any) -> int:
+    """Return the rank of this engine, also where ranks run as independent engines."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    rank = getattr(parallel, "data_parallel_index", None)
+    if rank is None:
+        rank = getattr(parallel, "data_parallel_rank", 0)
+    return int(rank or 0)
 
 
 def metrics_registry() -> CollectorRegistry | None:

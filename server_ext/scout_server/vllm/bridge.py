@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -17,14 +17,17 @@ from scout_server.policy import (
     RequestFacts,
     Segment,
 )
+from scout_server.snapshot import Keeper, SnapshotSettings, keeper_of
 from scout_server.vllm.breaker import Breaker
 from scout_server.vllm.engine import Coordinator, Pool, Request
 from scout_server.vllm.queue import DECISION_BUCKETS_S, RetentionQueue
+from scout_server.vllm.seal import Seals
 
 __all__ = ["MAX_SHOWN_AGENTS", "Bridge"]
 
 MAX_SHOWN_AGENTS = 32
 """Agents in the state that is shown, most used first."""
+_MAX_CALLS = 8192
 
 _FINISH = {
     "FINISHED_STOPPED": Finish.STOP,
@@ -77,6 +80,11 @@ class Bridge:
         """Requests by how their agent was found: hint, fingerprint, unknown."""
         self.finishes: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
+        self.endings: Counter[str] = Counter()
+        """Responses whose tool calls were told: `used`, or `late` for those of sessions gone on."""
+        self.seals = Seals()
+        self._calls: OrderedDict[str, str] = OrderedDict()
+        self._keeper: Keeper | None = None
         pool.free_block_queue = self.queue
 
     def arrive(self, request: Request) -> None:
@@ -84,17 +92,22 @@ class Bridge:
         if self.breaker.open:
             return
         try:
+            origin = self.seals.origin(_extra(request))
             assignment = self.core.arrive(
                 RequestFacts(
                     request_id=request.request_id,
                     hints=_hints(request),
                     block_hashes=tuple(request.block_hashes),
                     prompt_tokens=request.num_prompt_tokens,
-                    tenant=_tenant(request),
+                    tenant=origin.tenant,
                 ),
                 now=self.clock(),
             )
             self._arrived.add(request.request_id)
+            if origin.call:
+                self._calls[origin.call] = request.request_id
+                if len(self._calls) > _MAX_CALLS:
+                    self._calls.popitem(last=False)
             self.arrivals[_origin(assignment)] += 1
         except Exception as error:
             self.breaker.trip("arrive", error)
@@ -114,6 +127,8 @@ class Bridge:
             self.core.tick(now=self.clock())
             if self._held:
                 self._hold()
+            if self._keeper is not None:
+                self._keeper.tick(now=self.clock())
         except Exception as error:
             self.breaker.trip("tick", error)
 
@@ -172,6 +187,30 @@ class Bridge:
         except Exception as error:
             self.breaker.trip("event", error)
 
+    def ending(
+        self, call: str, finish: Finish, tools: tuple[tuple[str, float | None], ...]
+    ) -> None:
+        """Tell the core which tools a response calls; a call of another engine is ignored."""
+        request_id = self._calls.pop(call, None)
+        if request_id is None or self.breaker.open:
+            return
+        try:
+            used = self.core.tools(request_id, finish, tools, now=self.clock())
+            self.endings["used" if used else "late"] += 1
+        except Exception as error:
+            self.breaker.trip("ending", error)
+
+    def keep(self, settings: SnapshotSettings, *, rank: int = 0) -> None:
+        """Go on with what was learnt before, and keep what is learnt; identity off keeps none."""
+        if self.core.settings.hints or self.core.settings.fingerprints:
+            self._keeper = keeper_of(settings, self.core, now=self.clock(), rank=rank)
+
+    def close(self) -> None:
+        """Write what was learnt, unless a fault has put our code out."""
+        if self._keeper is not None and not self.breaker.open:
+            self._keeper.close()
+        self._keeper = None
+
     def forget(self) -> None:
         """The engine dropped everything it had cached."""
         self.queue.forget()
@@ -200,6 +239,7 @@ class Bridge:
             "arrivals": dict(self.arrivals),
             "finishes": dict(self.finishes),
             "events": dict(self.events),
+            "endings": dict(self.endings),
             "live_requests": len(self._arrived),
             "core": self._core_state(),
         }
@@ -253,8 +293,7 @@ def _finish(request: Request) -> Finish:
 
 def _hints(request: Request) -> Hints | None:
     """The hints that the middleware put beside the request; vLLM's own session id without any."""
-    sampling = request.sampling_params
-    extra = sampling.extra_args if sampling is not None else None
+    extra = _extra(request)
     hints = _wire.from_xargs(extra) if extra else None
     if hints is None and request.session_id:
         # Not through our middleware: vLLM itself read X-Session-ID or the body's session_id.
@@ -262,11 +301,9 @@ def _hints(request: Request) -> Hints | None:
     return hints
 
 
-def _tenant(request: Request) -> str:
+def _extra(request: Request) -> Mapping[str, object] | None:
     sampling = request.sampling_params
-    extra = sampling.extra_args if sampling is not None else None
-    tenant = extra.get("scout_tenant") if extra else None
-    return tenant[:64] if isinstance(tenant, str) else ""
+    return sampling.extra_args if sampling is not None else None
 
 
 def _origin(assignment: Assignment) -> str:

@@ -10,12 +10,10 @@ from starlette.responses import JSONResponse, Response
 
 from scout_sdk import _wire
 from scout_sdk._limits import MAX_EVENTS, MAX_EVENTS_BYTES, MAX_HEADERS_BYTES
-from scout_server.config import load
-from scout_server.tenancy import TenancySettings, tenant_of
 from scout_server.vllm import _compat
+from scout_server.vllm.frontdoor import front_door
 from scout_server.vllm.link import EngineLink
 from scout_server.vllm.metrics import register_engines
-from scout_server.vllm.settings import VllmSettings, document_of
 
 __all__ = ["STATE_PATH", "ScoutEndpoints"]
 
@@ -36,16 +34,15 @@ class ScoutEndpoints:
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Connect the routes with the engines; a wrong configuration is an error at start."""
-        loaded = load(document_of(getattr(args, "additional_config", None)))
-        settings = loaded.of(VllmSettings)
+        door = front_door(state, args)
         if engine_client is None:
             return
 
         async def call(operation: str, argument: str) -> list[str]:
             return await _compat.call_engines(engine_client, operation, argument)
 
-        state.scout_tenancy = loaded.of(TenancySettings)
-        state.scout = EngineLink(call, timeout_s=settings.utility_timeout_s)
+        state.scout = EngineLink(call, timeout_s=door.vllm.utility_timeout_s)
+        await state.scout.introduce(door.key)
         registry = _compat.metrics_registry()
         if registry is None:
             state.scout_registry = registry = CollectorRegistry()
@@ -59,17 +56,18 @@ async def post_events(request: Request) -> Response:
         body += chunk
         if len(body) > MAX_EVENTS_BYTES:
             return _error(413, f"the message is over {MAX_EVENTS_BYTES} bytes")
-    events, rejected = _wire.decode_events(body)
-    if not events:
-        return JSONResponse({"accepted": 0, "rejected": rejected}, status_code=400)
     link = _link(request)
+    door = front_door(request.app.state)
+    tenant = door.reader.tenant(request.headers)
+    taken = door.desk.take(body, tenant, now=door.now())
+    if not taken.events:
+        return JSONResponse(taken.answer(), status_code=taken.status)
     if link is None:
         return _error(503, "the engine is not connected")
     # The engines get what was understood, written anew: what they decode is small and ours.
-    tenant = tenant_of(dict(request.headers), request.app.state.scout_tenancy)
-    if await link.post(_wire.encode_events(events), tenant) is None:
+    if await link.post(_wire.encode_events(taken.events), tenant) is None:
         return _error(503, "the engine did not answer in time")
-    return JSONResponse({"accepted": len(events), "rejected": rejected}, status_code=202)
+    return JSONResponse(taken.answer(), status_code=taken.status)
 
 
 async def get_capabilities(request: Request) -> Response:
@@ -77,6 +75,7 @@ async def get_capabilities(request: Request) -> Response:
     link = _link(request)
     known = link is not None and (bool(link.states) or await link.refresh())
     active = known and link is not None and not link.out
+    door = front_door(request.app.state)
     return JSONResponse(
         {
             "version": _wire.VERSION,
@@ -86,12 +85,16 @@ async def get_capabilities(request: Request) -> Response:
                 "engine": "vllm",
                 "engine_version": _compat.installed_version(),
             },
-            "features": ["hints", "events", "outcome", "retention"] if active else [],
+            "features": door.features() if active else [],
             "problems": _problems(link) if known else ["the engine did not answer"],
             "limits": {
                 "headers_bytes": MAX_HEADERS_BYTES,
                 "events": MAX_EVENTS,
                 "events_bytes": MAX_EVENTS_BYTES,
+                "events_per_s": door.ingress.events_per_s,
+                "agents": door.policy.max_agents,
+                "sessions": door.policy.max_sessions,
+                "body_bytes": door.vllm.max_body_bytes,
             },
         }
     )

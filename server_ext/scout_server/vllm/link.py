@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 __all__ = ["EngineLink"]
@@ -11,6 +12,9 @@ _log = logging.getLogger(f"vllm.{__name__}")  # so that vLLM's log settings appl
 
 Call = Callable[[str, str], Awaitable[list[str]]]
 State = Mapping[str, object]
+
+_MAX_TOLD = 1024
+_TOLD_AT_ONCE = 128
 
 
 class EngineLink:
@@ -27,7 +31,11 @@ class EngineLink:
         """The last known state of each engine, by rank; empty before the first answer."""
         self.failures = 0
         """Calls that got no usable answer."""
+        self.untold = 0
+        """Ends of responses that no engine heard of."""
         self._flight: asyncio.Task[Sequence[State] | None] | None = None
+        self._told: deque[Mapping[str, object]] = deque()
+        self._telling: asyncio.Task[None] | None = None
 
     @property
     def out(self) -> bool:
@@ -57,6 +65,38 @@ class EngineLink:
         except (TimeoutError, UnicodeDecodeError):
             self.failures += 1
             return None
+
+    async def introduce(self, key: bytes) -> bool:
+        """Let every engine trust what is sealed with *key*; False when one did not hear it."""
+        try:
+            answers = await asyncio.wait_for(self._ask("key", key.hex()), self._timeout_s)
+        except TimeoutError:
+            answers = None
+        if answers is not None and all("error" not in answer for answer in answers):
+            return True
+        _log.warning("scout: an engine does not know this API server; it reads no tool calls")
+        return False
+
+    def tell(self, ending: Mapping[str, object]) -> None:
+        """Let the engines know soon how a response ended; nobody waits, the oldest are dropped."""
+        self._told.append(ending)
+        if len(self._told) > _MAX_TOLD:
+            self._told.popleft()
+            self.untold += 1
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """Send what has gathered, one message at a time."""
+        while self._told:
+            batch = [self._told.popleft() for _ in range(min(_TOLD_AT_ONCE, len(self._told)))]
+            try:
+                asked = self._ask("endings", json.dumps(batch))
+                heard = await asyncio.wait_for(asked, self._timeout_s) is not None
+            except TimeoutError:
+                self.failures += 1
+                heard = False
+            self.untold += 0 if heard else len(batch)
 
     async def _ask(self, operation: str, argument: str) -> Sequence[State] | None:
         try:

@@ -1,21 +1,27 @@
-"""Hint headers of a request become extra arguments in its body, which vLLM takes to the engine."""
+"""
+What arrives at vLLM's API server, and what leaves it.
 
-import json
+Hints of any sender become extra arguments in the request's body, which vLLM takes to the engine;
+the tools that a response calls are told to the engine beside it.
+"""
+
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from scout_sdk import _wire
 from scout_sdk._hints import HintOutcome
-from scout_server.config import load
-from scout_server.tenancy import TenancySettings, tenant_of
+from scout_server.ingress import Arrival, Ending, ResponseObserver
+from scout_server.priority import Polarity
+from scout_server.vllm.bodies import Body, parsed_body, with_xargs
+from scout_server.vllm.frontdoor import FrontDoor, front_door
 from scout_server.vllm.link import EngineLink
 from scout_server.vllm.metrics import OUTCOMES
-from scout_server.vllm.settings import VllmSettings, document_of
+from scout_server.vllm.seal import CALL_XARG, sealed
 
-__all__ = ["PATHS", "ScoutMiddleware", "with_xargs"]
+__all__ = ["PATHS", "ScoutMiddleware"]
 
 _log = logging.getLogger(f"vllm.{__name__}")  # so that vLLM's log settings apply
 
@@ -24,12 +30,9 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Xargs = Mapping[str, object]
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 """Where vLLM takes a body with `vllm_xargs`."""
-TENANT_XARG = "scout_tenant"
-"""Set by us alone; what a client writes there is overwritten."""
 
 
 class ScoutMiddleware:
@@ -63,82 +66,59 @@ class ScoutMiddleware:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcomes: Mapping[str, HintOutcome] = {}
+        observer: ResponseObserver | None = None
+        body = Body(scope, receive)
         try:
-            decoded = _wire.decode(scope["headers"])
-            outcomes = decoded.outcomes
-            settings = _settings(scope)
-            xargs: dict[str, object] = {}
-            if decoded.hints is not None:
-                xargs.update(_wire.to_xargs(decoded.hints))
-            tenant = tenant_of(_headers(scope), settings.tenancy)
-            if tenant:
-                xargs[TENANT_XARG] = tenant
+            door = front_door(getattr(scope.get("app"), "state", None))
+            link = _link(scope)
+            if not door.identifies or (link is not None and link.out):
+                # The engine learns nothing from it, and reads no xargs.
+                outcomes = door.reader.read(scope["headers"]).ignored().outcomes
+            else:
+                raw = await body.read(door.vllm.max_body_bytes)
+                parsed = parsed_body(raw)
+                arrival = door.reader.read(scope["headers"], parsed)
+                if not door.policy.hints or parsed is None:
+                    arrival = arrival.ignored()
+                outcomes = arrival.outcomes
+                if raw is not None and parsed is not None:
+                    xargs = _xargs(door, arrival, link)
+                    rewritten = with_xargs(raw, parsed, xargs, _members(door, arrival, parsed))
+                    if rewritten is not raw:
+                        body.replace(rewritten)
+                    if link is not None and CALL_XARG in xargs and door.ingress.tool_calls:
+                        observer = _observer(link, str(xargs[CALL_XARG]))
         except Exception:
             _log.exception("scout: a request's hints were left out")
-            xargs = {}
-        if xargs:
-            body = _Body(scope, receive)
-            await body.read(settings.vllm.max_body_bytes)
-            rewritten = body.replace(xargs)
-            if not rewritten or _out(scope):
-                outcomes = _ignored(outcomes)
-            scope, receive = body.scope, body.receive
-        await self.app(scope, receive, _Reporter(send, outcomes) if outcomes else send)
-
-
-class _Body:
-    """A request body: read up to a bound, replaced, and given on message by message."""
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.scope = scope
-        self._receive = receive
-        self._read: list[Message] = []
-        self._whole = False
-
-    async def read(self, bound: int) -> None:
-        """Read until the body's end, a message of another kind, or more than *bound* bytes."""
-        size = 0
-        while size <= bound:
-            message = await self._receive()
-            self._read.append(message)
-            if message["type"] != "http.request":
-                return
-            size += len(message.get("body", b""))
-            if not message.get("more_body", False):
-                self._whole = size <= bound
-                return
-
-    def replace(self, xargs: Xargs) -> bool:
-        """Add *xargs* to the body; False, and nothing changed, where that cannot be done."""
-        if not self._whole:
-            return False
-        body = with_xargs(b"".join(message.get("body", b"") for message in self._read), xargs)
-        if body is None:
-            return False
-        headers = [
-            (name, str(len(body)).encode() if name.lower() == b"content-length" else value)
-            for name, value in self.scope["headers"]
-        ]
-        self.scope = {**self.scope, "headers": headers}
-        self._read = [{"type": "http.request", "body": body, "more_body": False}]
-        return True
-
-    async def receive(self) -> Message:
-        """Return the next message."""
-        return self._read.pop(0) if self._read else await self._receive()
+        if outcomes or observer is not None:
+            send = _Reporter(send, outcomes, observer)
+        await self.app(body.scope, body.receive, send)
 
 
 class _Reporter:
-    """Adds the outcome header to a response's start and counts the outcomes once."""
+    """Adds the outcome header to a response's start, and lets the response be looked at."""
 
-    def __init__(self, send: Send, outcomes: Mapping[str, HintOutcome]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        outcomes: Mapping[str, HintOutcome],
+        observer: ResponseObserver | None,
+    ) -> None:
         self._send = send
         self._outcomes = outcomes
+        self._observer = observer
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        kind, observer = message["type"], self._observer
+        if kind == "http.response.start":
+            if observer is not None:
+                observer.start(message["status"], message.get("headers", ()))
             message = {**message, "headers": [*message.get("headers", ()), *self._report()]}
         await self._send(message)
+        if observer is not None and kind == "http.response.body":
+            observer.feed(message.get("body", b""))
+            if not message.get("more_body", False):
+                observer.end()
 
     def _report(self) -> list[tuple[bytes, bytes]]:
         try:
@@ -179,53 +159,29 @@ class _Appender:
         await self._send(message)
 
 
-def with_xargs(body: bytes, xargs: Xargs) -> bytes | None:
-    """
-    Return *body* with *xargs* in its `vllm_xargs`, or None where it is not a JSON object.
-
-    What the body already says there wins, save for the tenant, which is ours. Everything else in
-    the body keeps its bytes unless it has `vllm_xargs` of its own.
-    """
-    try:
-        if json.detect_encoding(body) != "utf-8":
-            return None
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(parsed, dict):
-        return None
-    theirs = parsed.get("vllm_xargs")
-    if "vllm_xargs" in parsed:
-        if theirs is not None and not isinstance(theirs, dict):
-            return None  # invalid; vLLM says so
-        ours_only = {key: xargs[key] for key in (TENANT_XARG,) if key in xargs}
-        parsed["vllm_xargs"] = {**xargs, **(theirs or {}), **ours_only}
-        return json.dumps(parsed, separators=(",", ":")).encode()
-    start = body.index(b"{") + 1
-    member = b'"vllm_xargs":' + json.dumps(dict(xargs), separators=(",", ":")).encode()
-    return b"".join((body[:start], member, b"," if parsed else b"", body[start:]))
+def _xargs(door: FrontDoor, arrival: Arrival, link: EngineLink | None) -> dict[str, object]:
+    """Return what the engine is told of a request beside its body; empty: nothing."""
+    xargs: dict[str, object] = {}
+    if arrival.hints is not None:
+        xargs.update(_wire.to_xargs(arrival.hints))
+    if arrival.tenant or (link is not None and door.ingress.tool_calls):
+        xargs.update(sealed(door.key, arrival.tenant))
+    return xargs
 
 
-class _Settings:
-    __slots__ = ("tenancy", "vllm")
+def _members(door: FrontDoor, arrival: Arrival, parsed: Mapping[str, object]) -> dict[str, object]:
+    """Return the members of the body that say what another client says in its own way."""
+    if arrival.priority is None or not door.prioritises or "priority" in parsed:
+        return {}
+    return {"priority": arrival.priority.as_(Polarity.LOW_FIRST)}
 
-    def __init__(self, tenancy: TenancySettings, vllm: VllmSettings) -> None:
-        self.tenancy = tenancy
-        self.vllm = vllm
 
+def _observer(link: EngineLink, call: str) -> ResponseObserver:
+    def ended(ending: Ending) -> None:
+        if ending.tools:  # every other end the engine knows by itself
+            link.tell({"call": call, "finish": ending.finish.value, "tools": ending.tools})
 
-def _settings(scope: Scope) -> _Settings:
-    """The settings of the server that serves *scope*; read once and kept with it."""
-    state = getattr(scope.get("app"), "state", None)
-    kept = getattr(state, "scout_settings", None)
-    if isinstance(kept, _Settings):
-        return kept
-    additional = getattr(getattr(state, "args", None), "additional_config", None)
-    loaded = load(document_of(additional))
-    settings = _Settings(loaded.of(TenancySettings), loaded.of(VllmSettings))
-    if state is not None:
-        state.scout_settings = settings
-    return settings
+    return ResponseObserver(ended)
 
 
 def _link(scope: Scope) -> EngineLink | None:
@@ -233,26 +189,7 @@ def _link(scope: Scope) -> EngineLink | None:
     return link if isinstance(link, EngineLink) else None
 
 
-def _out(scope: Scope) -> bool:
-    """Whether the engine is known to run without our code."""
-    link = _link(scope)
-    return link is not None and link.out
-
-
-def _ignored(outcomes: Mapping[str, HintOutcome]) -> dict[str, HintOutcome]:
-    used = (HintOutcome.ACCEPTED, HintOutcome.CLIPPED, HintOutcome.DEFERRED)
-    return {
-        field: HintOutcome.IGNORED if outcome in used else outcome
-        for field, outcome in outcomes.items()
-    }
-
-
 def _path(scope: Scope) -> str:
     path = str(scope.get("path", ""))
     root = str(scope.get("root_path", "") or getattr(scope.get("app"), "root_path", "") or "")
     return path.removeprefix(root) if root else path
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}

@@ -6,6 +6,7 @@ from typing import Any
 from scout_sdk import ConfigError
 from scout_server.config import load
 from scout_server.policy import PolicySettings
+from scout_server.snapshot import SnapshotSettings
 from scout_server.vllm import _compat
 from scout_server.vllm.bridge import Bridge
 from scout_server.vllm.settings import document_of
@@ -37,6 +38,8 @@ class _Retention(_Plain):  # type: ignore[misc]
                 self.scout = Bridge(
                     manager.block_pool, manager.coordinator, settings.of(PolicySettings)
                 )
+                rank = _compat.data_parallel_rank(self.vllm_config)
+                self.scout.keep(settings.of(SnapshotSettings), rank=rank)
             except ConfigError:
                 raise
             except Exception as error:
@@ -74,6 +77,12 @@ class _Retention(_Plain):  # type: ignore[misc]
         if done and self.scout is not None:
             self.scout.forget()
         return done
+
+    def shutdown(self) -> None:
+        """Write what was learnt, and end."""
+        if self.scout is not None:
+            self.scout.close()
+        super().shutdown()
 
     def _free_request_blocks(self, request: Any) -> None:
         # Also where blocks are only queued to be freed after a step in flight: the owners are set.

@@ -3,6 +3,7 @@
 import json
 
 from scout_sdk import _wire
+from scout_server.policy import Finish
 from scout_server.vllm.bridge import Bridge
 
 __all__ = ["answer"]
@@ -12,7 +13,8 @@ def answer(scheduler: object, operation: str, argument: str) -> str:
     """
     Answer an API server, as JSON: `state`, or `events` with the side channel's message.
 
-    Runs between two steps of the engine, in the scheduler's thread.
+    `endings` tells how responses ended, `key` with what an API server seals its requests. Runs
+    between two steps of the engine, in the scheduler's thread.
     """
     bridge = getattr(scheduler, "scout", None)
     if not isinstance(bridge, Bridge):
@@ -25,6 +27,16 @@ def answer(scheduler: object, operation: str, argument: str) -> str:
             bridge.event(event, tenant=tenant)
         bridge.events["rejected"] += rejected
         return json.dumps({"accepted": len(events), "rejected": rejected})
+    if operation == "endings":
+        endings = json.loads(argument)
+        for ending in endings:
+            tools = tuple((name, seconds) for name, seconds in ending["tools"])
+            bridge.ending(ending["call"], Finish(ending["finish"]), tools)
+        return json.dumps({"heard": len(endings)})
+    if operation == "key":
+        bridge.seals.add(bytes.fromhex(argument))
+        return json.dumps({"heard": 1})
     if operation == "state":
         return json.dumps(bridge.state())
-    return json.dumps({"error": f"unknown operation {operation[:40]!r}; known: events, state"})
+    known = "events, state, endings, key"
+    return json.dumps({"error": f"unknown operation {operation[:40]!r}; known: {known}"})
