@@ -27,7 +27,7 @@ from scout_server.tao.trace import Entry, TracedEngine, drive, placements, repla
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("default"),  # Ray's own
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 
 DOCUMENT: dict[str, Any] = {
