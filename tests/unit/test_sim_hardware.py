@@ -154,3 +154,15 @@ def test_missing_tables_are_all_named(tmp_path):
     (tmp_path / "dense.csv").write_text("layer,tokens,time_us\nqkv_proj,one,2\n", "utf-8")
     with pytest.raises(ConfigError, match=r"dense\.csv:2"):
         load_llmservingsim(tmp_path, layers=1)
+
+
+def test_two_grids_in_one_table_are_both_used():
+    """Places that are no full grid (each chunk with its own histories) interpolate all the same."""
+    rows = [(16, h, 0, 0, 2 * 16 + h) for h in (0, 32, 64, 512)]
+    rows += [(24, h, 0, 0, 2 * 24 + h) for h in (0, 512, 768)]
+    rows += [(32, h, 0, 0, 2 * 32 + h) for h in (0, 32, 64, 512, 1024)]
+    rows += [(0, 0, n, c, 3 * n + c) for n in (1, 4) for c in (16, 64)]
+    table = AttentionTable(rows)
+    for chunk, history in ((16, 48), (20, 40), (24, 300), (28, 600), (30, 0)):
+        assert table(chunk, history, 0, 0) == pytest.approx(2 * chunk + history)
+    assert table(0, 0, 3, 30) == pytest.approx(3 * 3 + 30)

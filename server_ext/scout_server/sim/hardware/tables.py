@@ -45,71 +45,77 @@ class Curve:
 
 class AttentionTable:
     """
-    Attention of one layer over (prefill chunk, its history, decoding sequences, their context).
+    Attention of one layer over (prefill chunk, decoding sequences, chunk's history, their context).
 
-    A full grid, linear in each axis. The grid's first column may be left out for the axes that
-    mean nothing without the other (history without a chunk, context without sequences).
+    Linear in each axis between the nearest measured places. The places need not be a grid: each
+    chunk has its own sequence counts, each of those its own histories, each of those its own
+    contexts, so that a union of several grids is used whole. Beyond the last place it goes straight
+    on.
     """
 
     def __init__(self, rows: Iterable[tuple[float, float, float, float, float]]) -> None:
-        self._time: dict[tuple[float, float, float, float], float] = {}
+        tree: dict[float, dict[float, dict[float, dict[float, float]]]] = {}
         for chunk, history, sequences, context, time_us in rows:
-            key = (chunk, history if chunk else 0.0, sequences, context if sequences else 0.0)
-            self._time[key] = time_us
-        if not self._time:
+            by_history = tree.setdefault(chunk, {}).setdefault(sequences, {})
+            by_context = by_history.setdefault(history if chunk else 0.0, {})
+            by_context[context if sequences else 0.0] = time_us
+        if not tree:
             msg = "an attention table needs rows"
             raise ConfigError(msg)
-        self._axes = [sorted({key[axis] for key in self._time}) for axis in range(4)]
-        self._cache: dict[tuple[int, int, int, int], float | None] = {}
-
-    def _corner(self, cell: tuple[int, int, int, int]) -> float | None:
-        if cell in self._cache:
-            return self._cache[cell]
-        chunk, history, sequences, context = (
-            self._axes[axis][index] for axis, index in enumerate(cell)
+        # A step without anything takes no attention.
+        tree.setdefault(0.0, {}).setdefault(0.0, {})[0.0] = {0.0: 0.0}
+        self._chunks = _Level(
+            {
+                chunk: _Level(
+                    {
+                        sequences: _Level(
+                            {h: _Level(contexts) for h, contexts in histories.items()}
+                        )
+                        for sequences, histories in by_sequences.items()
+                    }
+                )
+                for chunk, by_sequences in tree.items()
+            }
         )
-        if not chunk and not sequences:
-            found: float | None = 0.0
-        else:
-            key = (chunk, history if chunk else 0.0, sequences, context if sequences else 0.0)
-            found = self._time.get(key)
-        self._cache[cell] = found
-        return found
+        self._contexts = sorted(
+            {c for histories in tree[0.0].values() for ctx in histories.values() for c in ctx}
+        )
 
     def next_context(self, context: float) -> float:
-        """Return the next measured context above *context*, or infinity."""
-        axis = self._axes[3]
-        at = bisect_right(axis, context)
-        return axis[at] if at < len(axis) - 1 else math.inf
+        """Return the next context measured without a prefill above *context*, or infinity."""
+        at = bisect_right(self._contexts, context)
+        return self._contexts[at] if at < len(self._contexts) - 1 else math.inf
 
     def __call__(self, chunk: float, history: float, sequences: float, context: float) -> float:
-        """Return the microseconds of one layer; corners that were not measured are left out."""
-        places: list[tuple[tuple[int, float], ...]] = []
-        for axis, value in zip(self._axes, (chunk, history, sequences, context), strict=True):
-            if value <= axis[0] or len(axis) == 1:
-                places.append(((0, 1.0),))
-                continue
-            right = min(bisect_right(axis, value), len(axis) - 1)
-            share = (value - axis[right - 1]) / (axis[right] - axis[right - 1])
-            if share == 0.0:
-                places.append(((right - 1, 1.0),))
-            elif share == 1.0:
-                places.append(((right, 1.0),))
-            else:
-                places.append(((right - 1, 1.0 - share), (right, share)))
-        total = weight = 0.0
-        for a, wa in places[0]:
-            for b, wb in places[1]:
-                for c, wc in places[2]:
-                    for d, wd in places[3]:
-                        time_us = self._corner((a, b, c, d))
-                        if time_us is not None:
-                            total += wa * wb * wc * wd * time_us
-                            weight += wa * wb * wc * wd
-        if weight <= 0.0:
-            msg = f"no measured attention near {(chunk, history, sequences, context)}"
-            raise ConfigError(msg)
-        return max(total / weight, 0.0)
+        """Return the microseconds of one layer."""
+        return max(self._chunks.value((chunk, sequences, history, context), 0), 0.0)
+
+
+class _Level:
+    """One axis of the table: places, and at each a value or the next axis."""
+
+    __slots__ = ("_below", "_places")
+
+    def __init__(self, below: "Mapping[float, _Level] | Mapping[float, float]") -> None:
+        self._places = sorted(below)
+        self._below: list[_Level | float] = [below[place] for place in self._places]
+
+    def value(self, at: tuple[float, float, float, float], axis: int) -> float:
+        """Return the value at *at*, of which this level has the coordinate *axis*."""
+        places = self._places
+        x = at[axis]
+        if x <= places[0] or len(places) == 1:
+            return self._at(0, at, axis)
+        right = min(bisect_left(places, x), len(places) - 1)
+        share = (x - places[right - 1]) / (places[right] - places[right - 1])
+        high = self._at(right, at, axis)
+        if share == 1.0:
+            return high
+        return high * share + self._at(right - 1, at, axis) * (1.0 - share)
+
+    def _at(self, index: int, at: tuple[float, float, float, float], axis: int) -> float:
+        below = self._below[index]
+        return below.value(at, axis + 1) if isinstance(below, _Level) else below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
