@@ -9,9 +9,10 @@ from pathlib import Path
 from scout_sdk._errors import ConfigError
 from scout_server.policy import PolicySettings
 from scout_server.replica import BatchSettings, Replica, Request
-from scout_server.replica.latency import LatencyModel
+from scout_server.replica.latency import LatencyModel, StepBatch
 from scout_server.sim.hardware import split_over
 from scout_server.sim.hardware.fitted import find_profile
+from scout_server.sim.hardware.roofline import all_reduce_s
 from scout_server.sim.hardware.specs import GPUS, MODELS, ModelSpec, find_gpu
 from scout_server.sim.hardware.tables import load_llmservingsim
 
@@ -198,9 +199,30 @@ def tables_beside(folder: Path, run: MeasuredRun) -> Path:
     raise ConfigError(msg)
 
 
+@dataclass(frozen=True, slots=True)
+class _WithReduce:
+    """Kernels of one device, and the all-reduces that join the devices."""
+
+    kernels: LatencyModel
+    run: MeasuredRun
+
+    def step_s(self, batch: StepBatch) -> float:
+        """Return the seconds of one step."""
+        tokens = len(batch.decode) + sum(new for new, _ in batch.prefill)
+        gpu = find_gpu(self.run.hardware)
+        reduce = all_reduce_s(self.run.model, gpu, self.run.tensor_parallel, tokens)
+        return self.kernels.step_s(batch) + reduce
+
+
 def run_latency(run: MeasuredRun, tables: Path) -> LatencyModel:
     """Return the latency model of measured tables, as the run's engine used them."""
-    return load_llmservingsim(tables, layers=run.model.layers, captured_sizes=run.captured_sizes)
+    kernels = load_llmservingsim(
+        tables,
+        layers=run.model.layers,
+        captured_sizes=run.captured_sizes,
+        degree=run.tensor_parallel,
+    )
+    return kernels if run.tensor_parallel == 1 else _WithReduce(kernels, run)
 
 
 def profile_latency(run: MeasuredRun) -> LatencyModel:

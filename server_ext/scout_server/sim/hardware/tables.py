@@ -234,11 +234,11 @@ def _curves(path: Path, size: str) -> dict[str, Curve]:
     return {layer: Curve(values) for layer, values in points.items()}
 
 
-def _measured_skew(described: Mapping[str, object]) -> float:
+def _measured_skew(described: Mapping[str, object], degree: int) -> float:
     fit = described.get("skew_fit")
     if isinstance(fit, Mapping) and fit.get("enabled"):
         degrees = fit.get("per_tp")
-        one = degrees.get(1) if isinstance(degrees, Mapping) else None
+        one = degrees.get(degree) if isinstance(degrees, Mapping) else None
         alpha = one.get("alpha_default") if isinstance(one, Mapping) else None
         if isinstance(alpha, int | float):
             return float(alpha)
@@ -253,12 +253,14 @@ def load_llmservingsim(
     skew: float | None = None,
     overhead_us: float = 0.0,
     spans: bool = False,
+    degree: int = 1,
 ) -> TableLatency:
     """
     Load dense.csv, attention.csv, per_sequence.csv of *folder*; ConfigError names what is wrong.
 
     *layers*: the model's; the tables hold the kernels of one. *skew*: None takes what the profiler
     measured (meta.yaml), 0 when it did not. *spans*: without skew, for long simulations.
+    *degree*: the tensor-parallel degree that the tables were measured at.
     """
     wanted = ("dense.csv", "attention.csv", "per_sequence.csv")
     missing = [name for name in wanted if not (folder / name).is_file()]
@@ -268,11 +270,11 @@ def load_llmservingsim(
     meta = folder / "meta.yaml"
     if meta.is_file():
         described = yaml.safe_load(meta.read_text(encoding="utf-8"))
-        if 1 not in described.get("tp_degrees", [1]):
-            msg = f"{meta.name}: tp_degrees is {described['tp_degrees']}; 1 is needed"
+        if degree not in described.get("tp_degrees", [1]):
+            msg = f"{meta.name}: tp_degrees is {described['tp_degrees']}; {degree} is needed"
             raise ConfigError(msg)
         if skew is None:
-            skew = _measured_skew(described)
+            skew = _measured_skew(described, degree)
     dense = _curves(folder / "dense.csv", "tokens")
     ends = _curves(folder / "per_sequence.csv", "sequences")
     lacking = [name for name in (*_PER_LAYER, "layernorm") if name not in dense]
