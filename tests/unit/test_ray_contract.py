@@ -6,20 +6,25 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from scout_sdk import ConfigError
+from scout_server.config import load
 from scout_server.ray.calls import NodeFacts, Placed, PoolGoneError, Refusal, Ticket
 from scout_server.ray.routing import Routing
+from scout_server.ray.settings import document_of
 from scout_server.tao.asked import Asked
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
 
 
 @dataclass
@@ -172,6 +177,21 @@ def test_the_application_is_built_lazily_and_its_gates_stand_above_the_plan() ->
     assert isinstance(scout_server.ray.app, Application)
     with pytest.raises(ConfigError, match=r"ray\.slots"):
         scout_server.ray.build({"ray": {"slots": 0}})
+
+
+@pytest.mark.parametrize("name", ["embedded.yaml", "vllm.yaml"])
+def test_the_examples_are_what_serve_takes(name: str) -> None:
+    """
+    Serve's own schema accepts them, and their arguments are a valid configuration of ours.
+    """
+    import yaml
+    from ray.serve.schema import ServeDeploySchema
+
+    document = yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8"))
+    (app,) = ServeDeploySchema.model_validate(document).applications
+    assert app.import_path == "scout_server.ray:build"
+    load(document_of(app.args))
+    assert {d.name for d in app.deployments} <= {"LLM", "Ingress"}
 
 
 async def test_serve_hands_every_held_turn_to_the_pool() -> None:

@@ -1,16 +1,20 @@
 """The parts of the Ray Serve application that need no Ray: routing, notes, pool, engines."""
 
+import ast
 import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from scout_sdk import ConfigError, Hints, SessionEvent, UnsupportedError
+from scout_server.cli import app
 from scout_server.config import load
 from scout_server.gateway.settings import GatewaySettings
 from scout_server.policy.engine import TaoEngine
@@ -18,7 +22,7 @@ from scout_server.ray import notes, versions
 from scout_server.ray.calls import Call, Head, NodeFacts, Placed, PoolGoneError, Refusal, Ticket
 from scout_server.ray.engines import AsgiEngine, EngineDiedError, ServerEngine, load_factory
 from scout_server.ray.pool import PoolActor
-from scout_server.ray.replica import LlmReplica, engine_kind, engine_of
+from scout_server.ray.replica import LlmReplica, engine_kind, engine_of, vllm_command
 from scout_server.ray.routing import Routing
 from scout_server.ray.settings import RaySettings, document_of
 from scout_server.tao.asked import Asked
@@ -114,6 +118,21 @@ def test_without_ray_the_package_imports_and_the_application_says_what_to_instal
     assert done.stdout == "UnsupportedError Ray is not installed: pip install 'scout-sdk[ray]'\n"
 
 
+def test_one_module_imports_ray() -> None:
+    """
+    All that is alpha stands in `_compat`.
+    """
+    folder = Path(versions.__file__).parent
+    importing = {
+        path.stem
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and any(n.name.split(".")[0] == "ray" for n in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray")
+    }
+    assert importing == {"_compat"}
+
+
 def test_a_ray_outside_the_range_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Every extension point is alpha: a Ray that the tests did not run on is refused by name.
@@ -151,6 +170,33 @@ def test_the_engine_is_vllm_only_where_it_is_wanted_and_named() -> None:
     with pytest.raises(ConfigError, match="cannot be imported"):
         load_factory("scout_server.nothing:app")
     assert isinstance(engine_of({"ray": {"engine": "vllm", "model": "m"}}), ServerEngine)
+
+
+def test_vllm_is_started_by_a_command_that_scout_serve_understands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    Settings that differ from the defaults reach the extension; vLLM gets its own arguments.
+    """
+    document = {
+        "ray": {"engine": "vllm", "model": "m", "vllm_args": ["--config", "x.yaml"]},
+        "policy": {"hints": False},
+        "tenancy": {"tenant_header": "x-scout-tenant"},
+    }
+    command = vllm_command(document)
+    assert command[:4] == [sys.executable, "-m", "scout_server.cli", "serve"]
+    got: list[object] = []
+
+    def serve_vllm(model: str, args: Sequence[str], values: Sequence[str], **_: object) -> None:
+        got.extend((model, list(args), list(values)))
+
+    monkeypatch.setattr("scout_server.serve.serve_vllm", serve_vllm)
+    assert CliRunner().invoke(app, command[3:]).exit_code == 0
+    assert got == [
+        "m",
+        ["--host", "127.0.0.1", "--port", "{port}", "--config", "x.yaml"],
+        ["policy.hints=false", 'tenancy.tenant_header="x-scout-tenant"'],
+    ]
 
 
 # ---- routing -------------------------------------------------------------------------------
@@ -591,6 +637,24 @@ async def test_a_replica_tells_its_size_and_load() -> None:
     _ = [part async for part in replica.serve(chat("x" * 400), Ticket())]
     after = await replica.record_routing_stats()
     assert after["queried_tokens"] > before["queried_tokens"]
+
+
+async def test_an_ill_engine_fails_its_health_check() -> None:
+    """
+    Serve replaces a replica whose engine answers 5xx to /health, as vLLM's does when it is dead.
+    """
+    replica = LlmReplica({"ray": {"engine": "embedded"}})
+
+    async def ill(scope: dict[str, object], receive: object, send: Callable[..., object]) -> None:
+        await send({"type": "http.response.start", "status": 503, "headers": []})  # type: ignore[misc]
+        await send({"type": "http.response.body", "body": b""})  # type: ignore[misc]
+
+    await replica.start()
+    await replica.check_health()
+    replica._engine = AsgiEngine(ill)  # type: ignore[arg-type]
+    with pytest.raises(EngineDiedError, match="answers 503"):
+        await replica.check_health()
+    assert await replica.record_replica_metadata() == {"capacity_tokens": None}
 
 
 async def test_an_engine_beside_the_replica_dies_with_it() -> None:

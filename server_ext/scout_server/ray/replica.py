@@ -1,5 +1,6 @@
 """The LLM deployment: one replica is one engine."""
 
+import asyncio
 import importlib.util
 import json
 import sys
@@ -13,7 +14,9 @@ from scout_server.ray.engines import AsgiEngine, Engine, EngineDiedError, Server
 from scout_server.ray.settings import RaySettings
 from scout_server.tao.telemetry import MAX_BYTES, NodeReport, read_metrics, read_state
 
-__all__ = ["LlmReplica", "engine_kind", "engine_of"]
+__all__ = ["LlmReplica", "engine_kind", "engine_of", "vllm_command"]
+
+_HEALTH_S = 20.0
 
 
 def engine_kind(settings: RaySettings) -> str:
@@ -34,17 +37,24 @@ def engine_of(document: Mapping[str, Any]) -> Engine:
     settings = load(document).of(RaySettings)
     if engine_kind(settings) == "embedded":
         return AsgiEngine(load_factory(settings.engine_app)(document))
-    # The extension inside vLLM reads the same document.
-    ours = {name: section for name, section in document.items() if name != "ray"}
-    sets = [
-        word
-        for name, section in ours.items()
-        for key, value in section.items()
-        for word in ("--set", f"{name}.{key}={json.dumps(value)}")
-    ]
-    command = [sys.executable, "-m", "scout_server.cli", "serve", settings.model, *sets, "--"]
-    command += ["--host", "127.0.0.1", "--port", "{port}", *settings.vllm_args]
-    return ServerEngine(command, start_timeout_s=settings.start_timeout_s)
+    return ServerEngine(vllm_command(document), start_timeout_s=settings.start_timeout_s)
+
+
+def vllm_command(document: Mapping[str, Any]) -> list[str]:
+    """
+    Return the `scout serve` command of a vLLM replica; `{port}` stands for its port.
+
+    The extension inside reads the same settings: those that it would not find by itself are given.
+    """
+    loaded = load(document)
+    settings = loaded.of(RaySettings)
+    found = load({}).as_dict()
+    command = [sys.executable, "-m", "scout_server.cli", "serve", settings.model]
+    for name, section in loaded.as_dict().items():
+        for key, value in section.items():
+            if name != "ray" and value != found[name][key]:
+                command += ["--set", f"{name}.{key}={json.dumps(value)}"]
+    return [*command, "--", "--host", "127.0.0.1", "--port", "{port}", *settings.vllm_args]
 
 
 class LlmReplica:
@@ -85,33 +95,39 @@ class LlmReplica:
         }
 
     async def check_health(self) -> None:
-        """Raise when the engine is gone: Serve then starts another replica."""
+        """Raise when the engine is gone or says that it is ill: Serve then replaces the replica."""
         if not self._engine.alive():
             msg = "the engine's process is gone"
+            raise EngineDiedError(msg)
+        async with asyncio.timeout(_HEALTH_S):
+            status, _ = await self._get("/health")
+        if status >= 500:
+            msg = f"the engine answers {status} when asked for its health"
             raise EngineDiedError(msg)
 
     async def _report(self) -> NodeReport:
         try:
-            report = read_metrics(
-                (await self._get("/metrics")).decode("utf-8", "replace"), rank=None
-            )
-            if report != NodeReport():
-                return report
-            return read_state(json.loads(await self._get("/v1/scout/state")))
+            status, body = await self._get("/metrics")
+            if status == 200:
+                report = read_metrics(body.decode("utf-8", "replace"), rank=None)
+                if report != NodeReport():
+                    return report
+            status, body = await self._get("/v1/scout/state")
+            return read_state(json.loads(body)) if status == 200 else NodeReport()
         except (EngineDiedError, ValueError, RecursionError):
             return NodeReport()  # health is looked at elsewhere
 
-    async def _get(self, path: str) -> bytes:
-        body = b""
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        status, body = 0, b""
         answer = self._engine.serve(Call(method="GET", path=path))
         try:
             async for part in answer:
-                if isinstance(part, bytes):
+                if isinstance(part, Head):
+                    status = part.status
+                else:
                     body += part
-                elif part.status != 200:
-                    return b""
                 if len(body) > MAX_BYTES:
                     break
         finally:
             await answer.aclose()
-        return body
+        return status, body
