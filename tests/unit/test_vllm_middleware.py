@@ -26,6 +26,8 @@ HINTS = Hints(
     ),
     next_agents=("coder",),
 )
+STATE = SimpleNamespace(args=SimpleNamespace(additional_config={}))
+"""Kept over many calls, as a server keeps it."""
 BODY = b'{"model": "m",  "n": 1.0, "messages": []}'
 
 
@@ -469,6 +471,7 @@ def test_hostile_headers_and_bodies_never_fail_a_request(
 ) -> None:
     """Whatever is sent, the app is called once, with a body that is the same or a JSON object."""
     app = App()
+    app.state = STATE
     sent = asyncio.run(call(app, headers=headers, body=body, chunk=4096))
 
     assert sent[0]["status"] == 200
