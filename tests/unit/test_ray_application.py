@@ -544,3 +544,29 @@ async def test_signs_of_life_name_what_runs_and_where() -> None:
         front.renew()  # nothing runs: nothing is said
         await asyncio.sleep(0)
         assert not a.engine.ledger.bookings
+
+
+async def test_an_ingress_asks_a_replica_when_it_starts() -> None:
+    """
+    Serve makes a router at the first call, and without one the pool would know no replica.
+    """
+    async with application(1) as a:
+        said: asyncio.Queue[str] = asyncio.Queue()
+        done = asyncio.Event()
+        asking = iter([{"type": "lifespan.startup"}])
+
+        async def receive() -> dict[str, str]:
+            if (message := next(asking, None)) is not None:
+                return message
+            await done.wait()
+            return {"type": "lifespan.shutdown"}
+
+        async def send(message: dict[str, str]) -> None:
+            said.put_nowait(message["type"])
+
+        life = asyncio.create_task(a.app({"type": "lifespan"}, receive, send))
+        assert await said.get() == "lifespan.startup.complete"
+        await until(lambda: a.serve.ran)
+        assert a.serve.ran == [(Ticket(), "r0")]
+        done.set()
+        await life

@@ -100,24 +100,36 @@ class RayPool:
             raise calls.PoolGoneError(str(error)) from error
 
     def tell(self, method: str, *args: object) -> None:
-        """Call a method of the pool and forget it; never raises."""
-        handle = self._handle
+        """Call a method of the pool and forget it; never raises. Calls arrive in order."""
         try:
+            handle, sent = self._handle, None
             if handle is not None:
-                getattr(handle, method).remote(*args)
-                return
-            task = asyncio.get_running_loop().create_task(self._tell_later(method, *args))
+                sent = getattr(handle, method).remote(*args)
+            follow = self._follow(handle, sent, method, *args)
+            task = asyncio.get_running_loop().create_task(follow)
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
         except Exception:
             logger.exception("scout: the pool was not told %s", method)
 
-    async def _tell_later(self, method: str, *args: object) -> None:
+    async def _follow(self, handle: Any, sent: Any, method: str, *args: object) -> None:
+        """See whether a call arrived; a pool that came after a dead one is told again."""
         try:
-            handle = await self._get()
-        except calls.PoolGoneError:
+            if sent is not None:
+                await sent
+                return
+        except ray.exceptions.RayTaskError:
+            logger.exception("scout: the pool failed to %s", method)
             return
-        getattr(handle, method).remote(*args)
+        except RayError:
+            if self._handle is handle:
+                self._handle = None
+        try:
+            await self.ask(method, *args)
+        except calls.PoolGoneError:
+            logger.debug("scout: there is no pool to %s", method)
+        except Exception:
+            logger.exception("scout: the pool failed to %s", method)
 
     async def _get(self) -> Any:
         """Return the pool; one search at a time, and not more often than every `_SEARCH_S`."""

@@ -26,6 +26,7 @@ __all__ = ["PoolAsker", "create_app"]
 logger = logging.getLogger(__name__)
 
 _MAX_POSTS = 256
+_POST_S = 10.0
 
 
 class PoolAsker(PoolTeller, Protocol):
@@ -116,21 +117,27 @@ class _Own:
 
     # ---- in the background -----------------------------------------------------------------
 
+    async def greet(self) -> None:
+        """Ask a replica once: Serve makes a router at the first call, and routers name replicas."""
+        await self._exchange(Call(method="GET", path="/health"), Ticket())
+
     async def post(self) -> None:
         """Pass events on, one by one: calls at the same time might share an id."""
         while True:
-            call, ticket = await self._posts.get()
-            coming = self._replicas.send(call, ticket)
-            try:
-                async with asyncio.timeout(5):
-                    while True:
-                        await coming.__anext__()
-            except (StopAsyncIteration, UnreachableError, TimeoutError):
-                pass
-            except Exception:
-                logger.exception("scout: events were not passed on")
-            finally:
-                coming.cancel()
+            await self._exchange(*await self._posts.get())
+
+    async def _exchange(self, call: Call, ticket: Ticket) -> None:
+        coming = self._replicas.send(call, ticket)
+        try:
+            async with asyncio.timeout(_POST_S):
+                while True:
+                    await coming.__anext__()
+        except (StopAsyncIteration, UnreachableError, TimeoutError):
+            pass
+        except Exception:
+            logger.exception("scout: %s %s was not passed on", call.method, call.path)
+        finally:
+            coming.cancel()
 
     async def renew(self) -> None:
         """Give signs of life of what runs here."""
@@ -160,7 +167,7 @@ def create_app(front: Front, replicas: Dispatcher, pool: PoolAsker) -> ASGIApp:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(own.post()), asyncio.create_task(own.renew())]
+        tasks = [asyncio.create_task(work()) for work in (own.greet, own.post, own.renew)]
         try:
             yield
         finally:
