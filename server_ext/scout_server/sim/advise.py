@@ -17,6 +17,8 @@ POLICIES = ("lru", "static-ttl", "adaptive-ttl", "scout", "oracle-next-use")
 """Stock, the two kinds of time to live, Scout, and the oracle as the line of what is possible."""
 
 _WORTH_JCT = 0.02
+_WORTH_TURN = 0.03
+"""Of the time in turns alone: a person's gaps drown it in a program's completion time."""
 _WORTH_HITS = 0.02
 
 
@@ -93,9 +95,10 @@ def advise(
     stock, scout, best = by_name["lru"], by_name["scout"], by_name["oracle-next-use"]
     jct = 1 - scout.jct_s.mean / stock.jct_s.mean if stock.jct_s.mean else 0.0
     hits = scout.hit_rate - stock.hit_rate
-    worth = jct >= _WORTH_JCT or (hits >= _WORTH_HITS and jct > -0.005)
+    turns = 1 - scout.turn_s.mean / stock.turn_s.mean if stock.turn_s.mean else 0.0
+    worth = jct >= _WORTH_JCT or turns >= _WORTH_TURN or (hits >= _WORTH_HITS and turns > 0)
     verdict = (
-        f"{'yes' if worth else 'no'}: programs end {jct * 100:+.1f} % sooner than stock,"
+        f"{'yes' if worth else 'no'}: programs end {_sooner(jct)}, turns {_sooner(turns)} than stock,"
         f" hit rate {stock.hit_rate:.3f} -> {scout.hit_rate:.3f},"
         f" first token {stock.ttft_s.mean:.3f} s -> {scout.ttft_s.mean:.3f} s"
     )
@@ -109,6 +112,10 @@ def advise(
         pressure=pressure,
         programs=len(kept),
     )
+
+
+def _sooner(share: float) -> str:
+    return f"{abs(share) * 100:.1f} % {'sooner' if share >= 0 else 'later'}"
 
 
 def _reasons(
