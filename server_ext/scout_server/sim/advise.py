@@ -98,7 +98,8 @@ def advise(
     turns = 1 - scout.turn_s.mean / stock.turn_s.mean if stock.turn_s.mean else 0.0
     worth = jct >= _WORTH_JCT or turns >= _WORTH_TURN or (hits >= _WORTH_HITS and turns > 0)
     verdict = (
-        f"{'yes' if worth else 'no'}: programs end {_sooner(jct)}, turns {_sooner(turns)} than stock,"
+        f"{'yes' if worth else 'no'}: programs end {_sooner(jct)}, turns {_sooner(turns)} than"
+        " stock,"
         f" hit rate {stock.hit_rate:.3f} -> {scout.hit_rate:.3f},"
         f" first token {stock.ttft_s.mean:.3f} s -> {scout.ttft_s.mean:.3f} s"
     )
