@@ -4,11 +4,12 @@ Which waiting request comes next when the engine may look at programs, not only 
 Orders: first come first served by request or by program, attained service (Autellix, arXiv
 2502.13965), shortest prompt first, and programs that return from a tool first (ThunderAgent).
 Whatever the order, a request that has waited for `max_wait_s` goes before all that came after it:
-no order starves anybody.
+no order starves anybody. While somebody is served whenever somebody waits, a request so waits at
+most `max_wait_s` longer than first come, first served would let it, but for those that were served
+when its time came, and for preempted ones.
 """
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -18,6 +19,8 @@ from scout_sdk._errors import ConfigError
 __all__ = ["ORDERS", "AgedQueue", "WaitingOrder", "WaitingView", "order_named"]
 
 K = TypeVar("K", bound=Hashable)
+_Entry = tuple[float, float, int]
+"""Key of the order, arrival, number of the push: the smallest goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,9 @@ class AgedQueue(Generic[K]):
     Waiting requests by an order, ties first come first served, with a bound on being overtaken.
 
     A request that has waited *max_wait_s* goes before every request that arrived after it; such
-    requests are served in order of arrival. Requests put back after a preemption keep their arrival
-    and go before all others, the last one put back first, as in the engine.
+    requests are served in order of arrival. A request that was taken out may be pushed again with
+    the same view: it then stands where it stood. Requests put back after a preemption go before all
+    others, the last one put back first, as in the engine.
     """
 
     def __init__(self, order: WaitingOrder, *, max_wait_s: float) -> None:
@@ -94,10 +98,10 @@ class AgedQueue(Generic[K]):
         self._order = order
         self._max_wait_s = max_wait_s
         self._sequence = 0
-        self._live: OrderedDict[K, tuple[int, float]] = OrderedDict()
-        """Sequence number and arrival of each waiting request, in order of arrival."""
-        self._heap: list[tuple[float, int, K]] = []
-        self._back: list[K] = []
+        self._live: dict[K, _Entry] = {}
+        self._heap: list[tuple[float, float, int, K]] = []  # by the order
+        self._ages: list[tuple[float, int, K]] = []  # by arrival
+        self._back: dict[K, None] = {}
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -110,37 +114,41 @@ class AgedQueue(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         """Iterate over those put back, then over the others by the order; ageing left out."""
         yield from reversed(self._back)
-        yield from (key for _, _, key in sorted(self._alive(), key=lambda entry: entry[:2]))
+        yield from sorted(self._live, key=lambda key: self._live[key])
 
     def push(self, key: K, view: WaitingView) -> None:
-        """Add *key*; arrivals never go back; ValueError when it waits here already."""
+        """Add *key*; ValueError when it waits here already."""
         if key in self:
             msg = f"{key!r} waits already"
             raise ValueError(msg)
         self._sequence += 1
-        self._live[key] = (self._sequence, view.arrival)
-        heapq.heappush(self._heap, (self._order(view), self._sequence, key))
+        entry = self._live[key] = (self._order(view), view.arrival, self._sequence)
+        heapq.heappush(self._heap, (*entry, key))
+        heapq.heappush(self._ages, (*entry[1:], key))
 
     def push_back(self, key: K) -> None:
         """Put a preempted request before all others."""
         if key in self:
             msg = f"{key!r} waits already"
             raise ValueError(msg)
-        self._back.append(key)
+        self._back[key] = None
 
     def peek(self, *, now: float) -> K | None:
         """Return the request to serve next, or None when nobody waits."""
         if self._back:
-            return self._back[-1]
+            return next(reversed(self._back))
         if not self._live:
             return None
-        oldest, (_, arrival) = next(iter(self._live.items()))
-        if now - arrival >= self._max_wait_s:
-            return oldest
         while True:
-            _, sequence, key = self._heap[0]
-            entry = self._live.get(key)
-            if entry is not None and entry[0] == sequence:
+            arrival, sequence, key = self._ages[0]
+            if self._alive(key, sequence):
+                break
+            heapq.heappop(self._ages)
+        if now - arrival >= self._max_wait_s:
+            return key
+        while True:
+            _, _, sequence, key = self._heap[0]
+            if self._alive(key, sequence):
                 return key
             heapq.heappop(self._heap)
 
@@ -149,13 +157,16 @@ class AgedQueue(Generic[K]):
         if key in self._live:
             del self._live[key]
             if len(self._heap) > 2 * len(self._live) + 16:
-                self._heap = self._alive()
+                self._heap = [(*entry, key) for key, entry in self._live.items()]
                 heapq.heapify(self._heap)
+            if len(self._ages) > 2 * len(self._live) + 16:
+                self._ages = [(*entry[1:], key) for key, entry in self._live.items()]
+                heapq.heapify(self._ages)
         elif key in self._back:
-            self._back.remove(key)
+            del self._back[key]
         else:
             raise KeyError(key)
 
-    def _alive(self) -> list[tuple[float, int, K]]:
-        live = self._live
-        return [entry for entry in self._heap if live.get(entry[2], (0, 0.0))[0] == entry[1]]
+    def _alive(self, key: K, sequence: int) -> bool:
+        entry = self._live.get(key)
+        return entry is not None and entry[2] == sequence

@@ -22,8 +22,10 @@ from scout_server.vllm.contract import SUPPORTED, supported, violations
 
 __all__ = [
     "UTILITY",
+    "aborted",
     "add_utility",
     "additional_config",
+    "cache_policies",
     "call_engines",
     "data_parallel_rank",
     "installed_version",
@@ -31,6 +33,9 @@ __all__ = [
     "problems",
     "scheduler_class",
     "schedules_synchronously",
+    "unpaused",
+    "warm_up_problem",
+    "warm_up_request",
 ]
 
 UTILITY = "scout_utility"
@@ -76,6 +81,13 @@ def scheduler_class(*, asynchronous: bool) -> Any:
     raise UnsupportedError(msg)
 
 
+def cache_policies() -> tuple[Any, Any]:
+    """Return the base class of the CPU offload tier's policies, and vLLM's own LRU policy."""
+    base = importlib.import_module("vllm.v1.kv_offload.cpu.policies.base")
+    lru = importlib.import_module("vllm.v1.kv_offload.cpu.policies.lru")
+    return base.CachePolicy, lru.LRUCachePolicy
+
+
 def schedules_synchronously(vllm_config: Any) -> bool:
     """Whether the engine runs without asynchronous scheduling, as on CPUs."""
     return getattr(vllm_config.scheduler_config, "async_scheduling", None) is False
@@ -97,6 +109,57 @@ def add_utility(function: Callable[[Any, str, str], str]) -> None:
         return function(self.scheduler, operation, argument)
 
     setattr(engine, UTILITY, utility)
+
+
+def warm_up_problem(scheduler: Any) -> str | None:
+    """Return why the engine of *scheduler* can have no requests of its own; None: it can."""
+    config = scheduler.vllm_config
+    parallel = config.parallel_config
+    if getattr(scheduler, "connector", None) is not None:
+        return "a KV connector is in use, with which warm-ups are not tested"
+    if parallel.data_parallel_size > 1 and config.model_config.is_moe:
+        return "data-parallel ranks of a mixture of experts step together"
+    if getattr(scheduler, "use_eagle", False):
+        return "speculative decoding keeps an anchor's last block out of the cache"
+    if not config.cache_config.enable_prefix_caching:
+        return "prefix caching is off"
+    return None
+
+
+def warm_up_request(request_id: str, tokens: list[int], like: tuple[Any, ...]) -> Any:
+    """
+    Return an engine request over *tokens* that generates one token, for the lowest priority.
+
+    *like* has the LoRA request, cache salt and block hasher of the request it is modelled on.
+    """
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    lora, salt, hasher = like
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tokens,
+        sampling_params=SamplingParams(
+            max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False
+        ),
+        pooling_params=None,
+        lora_request=lora,
+        cache_salt=salt,
+        priority=(1 << 31) - 1,
+        block_hasher=hasher,
+    )
+
+
+def aborted() -> Any:
+    """Return vLLM's status of a request that is taken out."""
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_ABORTED
+
+
+def unpaused(scheduler: Any) -> bool:
+    """Whether *scheduler* takes new requests."""
+    return int(getattr(scheduler, "pause_state", 0)) == 0
 
 
 async def call_engines(client: Any, operation: str, argument: str = "") -> list[str]:

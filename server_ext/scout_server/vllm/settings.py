@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -20,6 +20,12 @@ class VllmSettings:
     """Request bodies above this pass unchanged, without hints."""
     utility_timeout_s: Annotated[float, Gt(0), Le(60)] = 2.0
     """How long /v1/scout and /metrics wait for the engine's answer, in seconds."""
+    waiting_order: Literal[
+        "fcfs", "program-fcfs", "attained-service", "ready-first", "shortest-first"
+    ] = "fcfs"
+    """Who starts next: `fcfs` leaves vLLM's own queue; the others look at programs."""
+    waiting_max_s: Annotated[float, Gt(0), Le(86400)] = 30.0
+    """Who has waited this long, in seconds, starts before all that came later."""
 
 
 def document_of(additional_config: object) -> Mapping[str, object]:
