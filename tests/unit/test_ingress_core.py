@@ -2,7 +2,7 @@
 
 import pytest
 
-from scout_sdk import SessionEvent, ToolEvent, ToolState
+from scout_sdk import Hints, SessionEvent, ToolEvent, ToolState
 from scout_server.policy.facts import Finish, FinishFacts, RequestFacts
 from scout_server.policy.runtime import PolicyCore, PolicySettings
 
@@ -82,3 +82,53 @@ def test_unknown_requests_and_the_number_remembered(core):
     assert not core.tools("r0", Finish.TOOL_CALLS, TOOLS, now=1.0)
     assert core.tools("r4999", Finish.TOOL_CALLS, TOOLS, now=1.0)
     assert len(core._ended) <= 4096
+
+
+def crowd(core, tenant, sessions, first_block, now):
+    """Let *sessions* of eight blocks each come and go; return the next free block."""
+    block = first_block
+    for session in range(sessions):
+        name = f"{tenant}-{session}"
+        hashes = tuple(hash((name, part)) for part in range(8))
+        facts = RequestFacts(
+            request_id=name,
+            hints=Hints(session=name, agent=f"agent{session % 3}"),
+            block_hashes=hashes,
+            prompt_tokens=128,
+            tenant=tenant,
+        )
+        core.arrive(facts, now=now)
+        for segment in core.segments(name, hashes):
+            for _ in range(block - first_block - 8 * session, segment.end_block):
+                core.order.append(block, segment.group)
+                block += 1
+        core.finish(FinishFacts(request_id=name, finish=Finish.STOP), now=now)
+    return block
+
+
+def test_a_tenant_keeps_no_more_than_its_share():
+    """
+    What is over the share goes first and is counted; another tenant's blocks stay.
+    """
+    settings = PolicySettings(max_retained_share=0.2, duel=False)
+    core = PolicyCore(settings, capacity_blocks=100, block_tokens=16)
+    core.order.scout = True
+    middle = crowd(core, "modest", 1, 0, now=0.0)
+    crowd(core, "greedy", 10, middle, now=1.0)
+    core.tick(now=100.0)
+
+    assert core.state(now=100.0).clipped_blocks == 64
+    victims = core.order.pop(64, now=100.0)
+    assert all(block >= middle for block in victims)
+    assert core.order.size(12345) == 0
+
+
+def test_without_a_share_nothing_is_clipped():
+    """
+    One tenant may fill the cache when nobody set a share.
+    """
+    core = PolicyCore(PolicySettings(duel=False), capacity_blocks=100, block_tokens=16)
+    crowd(core, "greedy", 10, 0, now=1.0)
+    core.tick(now=100.0)
+
+    assert core.state(now=100.0).clipped_blocks == 0

@@ -49,6 +49,8 @@ class CoreState:
     """Recent hit blocks of each order less LRU's; the highest above zero is followed."""
     regretted_blocks: int
     """Blocks that were asked for again within a minute of their last use and had been evicted."""
+    clipped_blocks: int
+    """Free blocks that are over their tenant's share, and are kept like any unknown ones."""
     requests: int
     requests_hinted: int
     requests_recognised: int

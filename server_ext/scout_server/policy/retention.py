@@ -60,6 +60,11 @@ class RetentionOrder:
         """Whether *block* is free."""
         return 0 <= block < self.capacity and self._at[block] != _NOT_FREE
 
+    def size(self, group: int) -> int:
+        """Return how many free blocks *group* has."""
+        sentinel = self._sentinel.get(group)
+        return 0 if sentinel is None else self._sizes[sentinel]
+
     def append(self, block: int, group: int) -> None:
         """Add *block*, owned by *group*, at the end: reused last; ValueError if it is free."""
         if self._at[block] != _NOT_FREE:

@@ -50,6 +50,8 @@ class PolicySettings:
     """Agents remembered per tenant; the least recently used is forgotten."""
     max_sessions: Annotated[int, Ge(1)] = 4096
     """Sessions remembered per tenant; the least recently used is forgotten."""
+    max_retained_share: Annotated[float, Ge(0), Le(1)] = 1.0
+    """Largest share of the cache that one tenant keeps by what is known of it; 1: all of it."""
     duel: bool = True
     """Follow our order only while it beats LRU in shadow; off: follow it always."""
     duel_half_life: Annotated[float, Ge(1)] = 60.0
@@ -98,7 +100,11 @@ class PolicyCore:
         self._ended: OrderedDict[str, _Request] = OrderedDict()
         self._groups = 0
         self._seen = self._hinted = self._recognised = self._regretted = 0
-        self.scoring = Scoring(self.order, rescore_share=settings.rescore_share)
+        self.scoring = Scoring(
+            self.order,
+            rescore_share=settings.rescore_share,
+            retained_share=settings.max_retained_share,
+        )
         self.duel = self.new_duel(capacity_blocks)
 
     def new_duel(self, capacity_blocks: int) -> Duel:
@@ -290,6 +296,7 @@ class PolicyCore:
             shadow_hits_lru=self.duel.hits_lru,
             shadow_leads=dict(self.duel.leads),
             regretted_blocks=self._regretted,
+            clipped_blocks=sum(self.scoring.clipped.values()),
             requests=self._seen,
             requests_hinted=self._hinted,
             requests_recognised=self._recognised,

@@ -1,7 +1,7 @@
 """Gives every group of free blocks its score, off the eviction path and at a bounded rate."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -33,12 +33,14 @@ class Scoring:
     those to come, for a session's chain over that session alone.
     """
 
-    def __init__(self, order: RetentionOrder, *, rescore_share: float) -> None:
+    def __init__(
+        self, order: RetentionOrder, *, rescore_share: float, retained_share: float = 1.0
+    ) -> None:
         self._order = order
         self.capacity = order.capacity
         """Blocks that turn over; less than the pool where some never hold anything reusable."""
         self._share = rescore_share
-        self._marks: deque[tuple[float, int, int, int]] = deque(maxlen=_WINDOWS + 1)
+        self._marks: deque[tuple[float, int, dict[str, int], int]] = deque(maxlen=_WINDOWS + 1)
         self._renewed: float | None = None
         self._outlooks: dict[str, Outlook] = {}
         self._typical: dict[tuple[str, int], list[float]] = {}
@@ -48,6 +50,9 @@ class Scoring:
         self.horizon = 60.0
         self.renewals = 0
         self._cells = 0
+        self._retained_share = retained_share
+        self.clipped: dict[int, int] = {}
+        """Groups that are over their tenant's share, with their free blocks."""
 
     def renew(self, tenants: Iterable[Tenant], now: float, *, force: bool = False) -> bool:
         """Score everything anew if it is time, or *force* says so; return whether it was."""
@@ -60,12 +65,11 @@ class Scoring:
         self._renewed = now
         self.renewals += 1
         tenants = list(tenants)
-        starts = self._measure(now, sum(tenant.started for tenant in tenants))
+        starts = self._measure(now, tenants)
         scores: dict[int, float] = {}
         self._typical.clear()
-        share = starts / max(1, sum(tenant.started for tenant in tenants))
         for tenant in tenants:
-            self._tenant(tenant, now, share * tenant.started, scores)
+            self._tenant(tenant, now, starts[tenant.name], scores)
         self.uses, self.rates = (
             scores,
             {
@@ -76,6 +80,7 @@ class Scoring:
                 for rate in (agent.rate(now, self.horizon),)
             },
         )
+        self._clip(tenants)
         self.follow(self.following)
         return True
 
@@ -92,7 +97,25 @@ class Scoring:
         """Return how often *group* is used, if it is an anchor's."""
         return self.rates.get(group, 0.0)
 
+    def _clip(self, tenants: Iterable[Tenant]) -> None:
+        """Take their scores from what tenants keep beyond their share, the least useful first."""
+        self.clipped.clear()
+        if self._retained_share >= 1.0:
+            return
+        limit = self._retained_share * self.capacity
+        for tenant in tenants:
+            kept = 0
+            groups = sorted(_groups(tenant), key=lambda group: (-self.uses.get(group, 0.0), group))
+            for group in groups:
+                size = self._order.size(group)
+                kept += size
+                if size and kept > limit:
+                    self.uses[group] = self.rates[group] = 0.0
+                    self.clipped[group] = size
+
     def _put(self, group: int, score: float) -> None:
+        if group in self.clipped:
+            return
         self.uses[group] = score
         if self.following == "use":
             self._order.set_score(group, score)
@@ -117,8 +140,9 @@ class Scoring:
             if row is not None:
                 self._chains(session, row, put)
 
-    def _measure(self, now: float, started: int) -> float:
-        """Update the horizon; return how many sessions start per second."""
+    def _measure(self, now: float, tenants: Sequence[Tenant]) -> dict[str, float]:
+        """Update the horizon; return how many sessions of each tenant start per second."""
+        started = {tenant.name: tenant.started for tenant in tenants}
         popped = self._order.popped
         marks = self._marks
         if not marks:
@@ -130,10 +154,10 @@ class Scoring:
             kept = max(evicted - (self._order.passed - first[3]), _LEAST_KEPT * evicted)
             horizon = self.capacity * seconds / kept
             self.horizon = min(max(horizon, _HORIZON_S[0]), _HORIZON_S[1])
-        rate = (started - first[2]) / seconds
+        rates = {name: (count - first[2].get(name, 0)) / seconds for name, count in started.items()}
         if popped - marks[-1][1] >= self.capacity / _WINDOWS:
             marks.append((now, popped, started, self._order.passed))
-        return rate
+        return rates
 
     def _tenant(self, tenant: Tenant, now: float, starts: float, scores: dict[int, float]) -> None:
         tenant.bury(now)
@@ -203,3 +227,15 @@ class Scoring:
             if chain.agent is not None and chain.agent.symbol <= len(row):
                 score = float(row[chain.agent.symbol - 1]) * chain.agent.extension
                 put(chain.group, score * (_SUPERSEDED if chain.superseded else 1.0))
+
+
+def _groups(tenant: Tenant) -> Iterator[int]:
+    """Yield every group that belongs to *tenant*, once."""
+    found: set[int] = set()
+    for session in tenant.sessions:
+        found.update(chain.group for chain in session.chains.values())
+        found.update(chain.group for chain in session.old)
+    for agent in tenant.agents:
+        found.update(group for _, group in tenant.agents.segments(agent))
+        found.update(agent.old_groups)
+    yield from found
