@@ -108,6 +108,7 @@ def router(link: Link, *replicas: Any) -> Any:
         use_replica_queue_len_cache=True,
         max_backoff_s=0.01,
     )
+    made.initialize_state(period_s=0.01)
     made._routing = Routing(link)
     made.update_replicas(list(replicas))
     return made
@@ -281,8 +282,18 @@ async def test_facts_of_replicas_reach_the_pool_and_deaths_do() -> None:
     serve.update_replicas([a])
     assert seen == [{"a": NodeFacts(name="a", capacity_tokens=1600)}]
     serve.on_replica_actor_died(a.replica_id)
-    assert link.told[-1] == "lose_node"
+    assert "lose_node" in link.told
     assert serve.curr_replicas == {}
+
+
+async def test_routers_say_again_which_replicas_there_are() -> None:
+    """
+    Serve tells of changes only; a pool that comes later must learn of what is there.
+    """
+    link = Link()
+    serve = router(link, running("a"))
+    await until(lambda: link.told.count("set_nodes") >= 3)
+    serve._repeating.cancel()
 
 
 def test_what_is_pickled_by_value_shares_no_state() -> None:

@@ -167,9 +167,11 @@ class RayPool:
 class TaoRouter(RequestRouter):  # type: ignore[misc]
     """Holds turns in `choose_replicas` until the pool has placed them."""
 
-    def initialize_state(self) -> None:
+    def initialize_state(self, period_s: float = 2.0) -> None:
         """Make the state; Serve calls it once."""
         self._routing = routing.Routing(RayPool(self.app_name))
+        self._period_s = period_s
+        self._repeating: asyncio.Task[None] | None = None
 
     @property
     def max_num_routing_tasks(self) -> int:
@@ -180,6 +182,9 @@ class TaoRouter(RequestRouter):  # type: ignore[misc]
         """Take over membership and load, which come together."""
         super().update_replicas(replicas)
         self._routing.update({r.replica_id.unique_id: _facts(r) for r in replicas})
+        if self._repeating is None:
+            repeat = self._routing.repeat(self._period_s)
+            self._repeating = asyncio.get_running_loop().create_task(repeat)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forget a dead replica."""
@@ -311,6 +316,7 @@ def application(document: Mapping[str, Any]) -> serve.Application:
         ],
         request_router_config=RequestRouterConfig(
             request_router_class=f"{__name__}:TaoRouter",
+            request_router_kwargs={"period_s": settings.stats_period_s},
             request_routing_stats_period_s=settings.stats_period_s,
             max_backoff_s=0.05,
         ),

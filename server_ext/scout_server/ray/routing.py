@@ -56,6 +56,17 @@ class Routing:
         self._facts = tuple(replicas[name] for name in sorted(replicas))
         self._link.tell("set_nodes", self._facts)
 
+    async def repeat(self, period_s: float) -> None:
+        """
+        Say again and again which replicas there are; never ends.
+
+        Serve tells a router of changes only: a pool that came after a dead one would know no
+        replica until the next request, which may wait for the pool to be well.
+        """
+        while True:
+            await asyncio.sleep(period_s)
+            self._link.tell("set_nodes", self._facts)
+
     def died(self, name: str) -> None:
         """A replica's process is gone."""
         self._facts = tuple(f for f in self._facts if f.name != name)
