@@ -70,7 +70,7 @@ def make_tool(name: str, description: str, seconds: float) -> BaseTool:
         return "\n".join(
             f"{dice.choice(houses)} {dice.randint(100, 999)}: {dice.randint(20, 400)} euros, rated "
             f"{dice.uniform(3, 5):.1f}, can be cancelled until {dice.randint(1, 28)} May"
-            for _ in range(6)
+            for _ in range(4)
         )
 
     about = {"name": name, "description": description, "args_schema": Search}

@@ -98,7 +98,7 @@ async def orders(customer: str) -> str:
         f"order {dice.randint(10000, 99999)}: {dice.randint(1, 4)} x {dice.choice(things)}, "
         f"{dice.randint(9, 180)} euros, sent on {dice.randint(1, 28)} April, arrived after "
         f"{dice.randint(1, 9)} days, paid by {dice.choice(['card', 'bill', 'voucher'])}"
-        for _ in range(14)
+        for _ in range(8)
     )
 
 

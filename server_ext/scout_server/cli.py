@@ -7,6 +7,7 @@ packages are missing says which extra brings them.
 
 import importlib
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -190,7 +191,12 @@ def _value(values: Mapping[str, object], info: "FieldInfo") -> object:
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one message, not a traceback."""
+    """
+    Run the command line; an error of ours is one message, not a traceback.
+
+    Being told to terminate unwinds like Ctrl-C does: what a command started is stopped.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app()
     except ScoutError as error:

@@ -85,7 +85,7 @@ PLANS: dict[str, Plan] = {
     "embedded": Plan(
         engine="embedded",
         kv_blocks=608,
-        mix=Mix(travel=5, coding=4, desk=14, concurrency=5),
+        mix=Mix(travel=4, coding=3, desk=12, concurrency=4),
         bounds=Bounds(hit_points=15.0, ttft_ratio=0.6),
     ),
     "vllm": Plan(

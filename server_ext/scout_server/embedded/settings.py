@@ -34,7 +34,7 @@ class EmbeddedSettings:
     """Most tokens computed in one step."""
     max_model_len: Annotated[int, Ge(0)] = 0
     """Most tokens of one request, prompt and output; 0: as many as the KV cache holds."""
-    prefill_tokens_per_s: Annotated[float, Gt(0)] = 8000.0
+    prefill_tokens_per_s: Annotated[float, Gt(0)] = 4000.0
     """Prompt tokens computed in a second."""
     step_s: Annotated[float, Ge(0)] = 0.005
     """Seconds that a step costs whatever is in it."""
