@@ -52,6 +52,7 @@ class Section:
 
 SECTIONS: tuple[Section, ...] = (
     Section("policy", "scout_server.policy.runtime:PolicySettings"),
+    Section("prefetch", "scout_server.policy.prefetch:PrefetchSettings"),
     Section("tenancy", "scout_server.tenancy:TenancySettings"),
     Section("ingress", "scout_server.ingress.settings:IngressSettings"),
     Section("snapshot", "scout_server.snapshot:SnapshotSettings"),

@@ -8,7 +8,7 @@ when warm-ups are wasted and falls when they are used.
 """
 
 import enum
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -41,6 +41,10 @@ class PrefetchSettings:
     """Warm-ups a minute and tenant."""
     min_tokens: Annotated[int, Ge(1)] = 64
     """Anchors that miss fewer tokens are not worth a request."""
+    chunk_tokens: Annotated[int, Ge(16)] = 512
+    """Tokens that one engine step of a warm-up computes at most: what a user may wait for."""
+    idle_after_s: Annotated[float, Ge(0)] = 0.05
+    """An engine is idle when it had no request for this long, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,8 @@ class AnchorView:
     missing_blocks: int
     probability: float
     """Probability that it is asked for within the horizon, in [0, 1]."""
+    worth: float | None = None
+    """What its blocks are worth, in the units of *worth_of_blocks*; None: the probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +110,8 @@ class PrefetchPlanner:
     def __init__(self, settings: PrefetchSettings) -> None:
         self.settings = settings
         self.counters = PrefetchCounters()
+        self.refused: Counter[Refusal] = Counter()
+        """How often nothing was warmed up, by reason."""
         self.confidence = settings.min_probability
         """Probability of use that a candidate needs at present."""
         self._running: WarmUp | None = None
@@ -117,15 +125,35 @@ class PrefetchPlanner:
         *,
         idle: bool,
         predictability: float,
-        worth_of_blocks: Callable[[int], float],
+        worth_of_blocks: Callable[[AnchorView], float],
         now: float,
     ) -> WarmUp | Refusal:
         """
         Return the warm-up to start now, which counts as started, or why there is none.
 
-        *worth_of_blocks(n)* is the highest probability of use among the n blocks that the warm-up
-        would evict. Ties go to the first of *anchors*.
+        *worth_of_blocks(anchor)* is the highest worth among the blocks that its warm-up would
+        evict. Ties go to the first of *anchors*.
         """
+        plan = self._plan(
+            anchors,
+            idle=idle,
+            predictability=predictability,
+            worth_of_blocks=worth_of_blocks,
+            now=now,
+        )
+        if isinstance(plan, Refusal):
+            self.refused[plan] += 1
+        return plan
+
+    def _plan(
+        self,
+        anchors: Sequence[AnchorView],
+        *,
+        idle: bool,
+        predictability: float,
+        worth_of_blocks: Callable[[AnchorView], float],
+        now: float,
+    ) -> WarmUp | Refusal:
         settings = self.settings
         self.expire(now=now)
         if not settings.enabled:
@@ -146,7 +174,9 @@ class PrefetchPlanner:
         if not likely:
             return Refusal.IMPROBABLE
         paying = [
-            view for view in likely if worth_of_blocks(view.missing_blocks) < view.probability
+            view
+            for view in likely
+            if worth_of_blocks(view) < (view.probability if view.worth is None else view.worth)
         ]
         if not paying:
             return Refusal.POOL_WORTH_MORE
@@ -180,14 +210,21 @@ class PrefetchPlanner:
             self.counters.cancelled += 1
         return warm
 
-    def asked(self, tenant: str, agent: Hashable, *, now: float) -> bool:
-        """Note that a user's request asks for an anchor; return whether a warm-up served it."""
+    def asked(self, tenant: str, agent: Hashable, *, now: float, cached: bool = True) -> bool:
+        """
+        Note that a user's request asks for an anchor; return whether a warm-up served it.
+
+        *cached*: whether the anchor is still there; one evicted before its use was wasted.
+        """
         self.expire(now=now)
         if self._bets.pop((tenant, agent), None) is None:
             return False
-        self.counters.used += 1
-        self.confidence = max(self.settings.min_probability, self.confidence - self.STEP / 3)
-        return True
+        if cached:
+            self.counters.used += 1
+            self.confidence = max(self.settings.min_probability, self.confidence - self.STEP / 3)
+        else:
+            self._waste()
+        return cached
 
     def expire(self, *, now: float) -> None:
         """Count the bets that are lost by *now*."""
@@ -196,8 +233,11 @@ class PrefetchPlanner:
             if deadline > now:
                 return
             del self._bets[key]
-            self.counters.wasted += 1
-            self.confidence = min(self.CEILING, self.confidence + self.STEP)
+            self._waste()
+
+    def _waste(self) -> None:
+        self.counters.wasted += 1
+        self.confidence = min(self.CEILING, self.confidence + self.STEP)
 
     def _budget(self, tenant: str, now: float) -> float:
         """Return the warm-ups that *tenant* may start now; at most ten seconds' worth."""

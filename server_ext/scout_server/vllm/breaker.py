@@ -16,8 +16,14 @@ class Breaker:
     and must not raise. Later faults, of code that was already running, are counted only.
     """
 
-    def __init__(self, hand_back: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        hand_back: Callable[[], None],
+        *,
+        what: str = "the engine goes on with its own LRU queue",
+    ) -> None:
         self._hand_back = hand_back
+        self._what = what
         self.open = False
         self.faults = 0
         self.reason: str | None = None
@@ -32,7 +38,8 @@ class Breaker:
         self.reason = f"{place}: {type(error).__name__}: {error}"[:200]
         self._hand_back()
         _log.error(
-            "scout: fault in %s; the engine goes on with its own LRU queue until it is restarted",
+            "scout: fault in %s; %s until it is restarted",
             place,
+            self._what,
             exc_info=error,
         )

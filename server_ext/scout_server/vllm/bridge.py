@@ -19,9 +19,12 @@ from scout_server.policy import (
 )
 from scout_server.snapshot import Keeper, SnapshotSettings, keeper_of
 from scout_server.vllm.breaker import Breaker
-from scout_server.vllm.engine import Coordinator, Pool, Request
+from scout_server.vllm.engine import Coordinator, Pool, PromptRequest
+from scout_server.vllm.prefetch import Prefetch
 from scout_server.vllm.queue import DECISION_BUCKETS_S, RetentionQueue
 from scout_server.vllm.seal import Seals
+from scout_server.vllm.tier import Guide
+from scout_server.vllm.waiting import Programs
 
 __all__ = ["MAX_SHOWN_AGENTS", "Bridge"]
 
@@ -73,6 +76,8 @@ class Bridge:
         self.queue = RetentionQueue(
             stock, pool.blocks, self.core.order, self.breaker, clock=lambda: self.clock()
         )
+        self.guide = Guide(self.core, self.breaker)
+        """What a tier behind the pool asks."""
         self._cached: dict[str, int] = {}
         self._arrived: set[str] = set()
         self._held: dict[str, dict[int, float]] = {}
@@ -85,9 +90,15 @@ class Bridge:
         self.seals = Seals()
         self._calls: OrderedDict[str, str] = OrderedDict()
         self._keeper: Keeper | None = None
+        self.tokens = Counter({"prompt": 0, "cached": 0})
+        """Prompt tokens of users' requests that ended, and how many of them were in the cache."""
+        self.prefetch: Prefetch | None = None
+        """Set by the scheduler that can run warm-ups."""
+        self.programs = Programs(settings.max_sessions)
+        """What an order of the waiting queue may know."""
         pool.free_block_queue = self.queue
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: PromptRequest) -> None:
         """Tell the core of a new request, before the scheduler queues it."""
         if self.breaker.open:
             return
@@ -109,6 +120,15 @@ class Bridge:
                 if len(self._calls) > _MAX_CALLS:
                     self._calls.popitem(last=False)
             self.arrivals[_origin(assignment)] += 1
+            self.programs.arrived(
+                request.request_id,
+                origin.tenant,
+                assignment.session,
+                request.num_prompt_tokens,
+                self.clock(),
+            )
+            if self.prefetch is not None:
+                self.prefetch.arrived(request, assignment, origin.tenant)
         except Exception as error:
             self.breaker.trip("arrive", error)
 
@@ -132,12 +152,16 @@ class Bridge:
         except Exception as error:
             self.breaker.trip("tick", error)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: PromptRequest) -> None:
         """Name the owners of a request's blocks, before the scheduler gives them back."""
         if self.breaker.open:
             return
         try:
-            segments = self.core.segments(request.request_id, request.block_hashes)
+            if self.prefetch is not None and self.prefetch.owns(request.request_id):
+                segments = self.prefetch.segments(len(request.block_hashes))
+            else:
+                segments = self.core.segments(request.request_id, request.block_hashes)
+            self.guide.released(request.request_id, segments)
             if _finish(request) is Finish.PREEMPTED:
                 order = self.core.order
                 self._held[request.request_id] = {s.group: order.score(s.group) for s in segments}
@@ -151,12 +175,17 @@ class Bridge:
         except Exception as error:
             self.breaker.trip("release", error)
 
-    def released(self, request: Request) -> None:
+    def released(self, request: PromptRequest) -> None:
         """Tell the core that a request ended or was preempted, after its blocks went back."""
         if self.breaker.open:
             return
         try:
             finish = _finish(request)
+            if self.prefetch is not None:
+                if self.prefetch.owns(request.request_id):
+                    self.prefetch.leaves(finish)
+                    return
+                self.prefetch.ended()
             if finish is Finish.PREEMPTED:
                 cached = self._cached.get(request.request_id)
                 self._hold()
@@ -164,6 +193,11 @@ class Bridge:
                 cached = self._cached.pop(request.request_id, None)
                 self._arrived.discard(request.request_id)
                 self._let_go(request.request_id)
+                if cached is not None:
+                    self.tokens["prompt"] += request.num_prompt_tokens
+                    self.tokens["cached"] += cached
+                computed = request.num_prompt_tokens + request.num_output_tokens - (cached or 0)
+                self.programs.ended(request.request_id, 0 if cached is None else computed)
             self.finishes[finish.value] += 1
             self.core.finish(
                 FinishFacts(
@@ -241,6 +275,9 @@ class Bridge:
             "events": dict(self.events),
             "endings": dict(self.endings),
             "live_requests": len(self._arrived),
+            "tokens": dict(self.tokens),
+            "prefetch": self.prefetch.state() if self.prefetch is not None else {},
+            "offload": {"used": self.guide.used, "evicted": dict(self.guide.evicted)},
             "core": self._core_state(),
         }
 
@@ -286,12 +323,12 @@ class Bridge:
             owners[block_id] = segments[-1].group
 
 
-def _finish(request: Request) -> Finish:
+def _finish(request: PromptRequest) -> Finish:
     status = getattr(request.status, "name", str(request.status))
     return _FINISH.get(status, Finish.ABORT)
 
 
-def _hints(request: Request) -> Hints | None:
+def _hints(request: PromptRequest) -> Hints | None:
     """The hints that the middleware put beside the request; vLLM's own session id without any."""
     extra = _extra(request)
     hints = _wire.from_xargs(extra) if extra else None
@@ -301,7 +338,7 @@ def _hints(request: Request) -> Hints | None:
     return hints
 
 
-def _extra(request: Request) -> Mapping[str, object] | None:
+def _extra(request: PromptRequest) -> Mapping[str, object] | None:
     sampling = request.sampling_params
     return sampling.extra_args if sampling is not None else None
 

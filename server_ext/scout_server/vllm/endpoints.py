@@ -1,5 +1,6 @@
 """HTTP routes under /v1/scout, which vLLM's API key guards like everything under /v1."""
 
+import asyncio
 from argparse import Namespace
 from importlib import metadata
 from typing import Any
@@ -10,10 +11,14 @@ from starlette.responses import JSONResponse, Response
 
 from scout_sdk import _wire
 from scout_sdk._limits import MAX_EVENTS, MAX_EVENTS_BYTES, MAX_HEADERS_BYTES
+from scout_server.config import load
+from scout_server.policy.prefetch import PrefetchSettings
 from scout_server.vllm import _compat
 from scout_server.vllm.frontdoor import front_door
 from scout_server.vllm.link import EngineLink
 from scout_server.vllm.metrics import register_engines
+from scout_server.vllm.prefetch import keep_warm
+from scout_server.vllm.settings import document_of
 
 __all__ = ["STATE_PATH", "ScoutEndpoints"]
 
@@ -34,6 +39,7 @@ class ScoutEndpoints:
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Connect the routes with the engines; a wrong configuration is an error at start."""
+        loaded = load(document_of(getattr(args, "additional_config", None)))
         door = front_door(state, args)
         if engine_client is None:
             return
@@ -43,6 +49,8 @@ class ScoutEndpoints:
 
         state.scout = EngineLink(call, timeout_s=door.vllm.utility_timeout_s)
         await state.scout.introduce(door.key)
+        if loaded.of(PrefetchSettings).enabled:
+            state.scout_warming = asyncio.create_task(keep_warm(state.scout.warm))
         registry = _compat.metrics_registry()
         if registry is None:
             state.scout_registry = registry = CollectorRegistry()

@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-__all__ = ["Block", "BlockQueue", "Coordinator", "Manager", "Pool", "Request", "Sampling"]
+__all__ = [
+    "Block",
+    "BlockQueue",
+    "Coordinator",
+    "Manager",
+    "Pool",
+    "PromptRequest",
+    "Request",
+    "Sampling",
+]
 
 
 class Block(Protocol):
@@ -103,3 +112,14 @@ class Request(Protocol):
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         ...
+
+
+class PromptRequest(Request, Protocol):
+    """A request whose prompt can be computed again."""
+
+    prompt_token_ids: Sequence[int] | None
+    prompt_embeds: object | None
+    mm_features: Sequence[object]
+    lora_request: object | None
+    cache_salt: str | None
+    _block_hasher: object | None

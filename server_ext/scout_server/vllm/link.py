@@ -66,6 +66,12 @@ class EngineLink:
             self.failures += 1
             return None
 
+    async def warm(self) -> float | None:
+        """Let idle engines warm up; return in how many seconds to ask again, None: no answer."""
+        answers = await self._ask("warm", "")
+        seconds = [each.get("next_s") for each in answers or ()]
+        return min((s for s in seconds if isinstance(s, int | float)), default=None)
+
     async def introduce(self, key: bytes) -> bool:
         """Let every engine trust what is sealed with *key*; False when one did not hear it."""
         try:

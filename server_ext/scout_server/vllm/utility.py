@@ -11,7 +11,8 @@ __all__ = ["answer"]
 
 def answer(scheduler: object, operation: str, argument: str) -> str:
     """
-    Answer an API server, as JSON: `state`, or `events` with the side channel's message.
+    Answer an API server, as JSON: `state`, `events` with the side channel's message, or `warm`,
+    which starts a warm-up where one is worth it and says in how many seconds to ask again.
 
     `endings` tells how responses ended, `key` with what an API server seals its requests. Runs
     between two steps of the engine, in the scheduler's thread.
@@ -38,5 +39,7 @@ def answer(scheduler: object, operation: str, argument: str) -> str:
         return json.dumps({"heard": 1})
     if operation == "state":
         return json.dumps(bridge.state())
-    known = "events, state, endings, key"
+    if operation == "warm":
+        return json.dumps({"next_s": bridge.prefetch.poke() if bridge.prefetch else None})
+    known = "events, state, warm, endings, key"
     return json.dumps({"error": f"unknown operation {operation[:40]!r}; known: {known}"})
