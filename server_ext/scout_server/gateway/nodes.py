@@ -214,6 +214,9 @@ class Nodes:
             slots=self.settings.slots,
         )
         engine.press_node(name, pressed=bool(report.waiting))
+        if report.used_fraction is not None:
+            used = round(report.used_fraction * engine.ledger.nodes[name].capacity)
+            self.pool.meters.drift[name] = engine.ledger.used(name)[0] - used
         if report.queried_tokens is not None and report.hit_tokens is not None:
             queried, hit = self._cache.get(name, (0, 0))
             self._cache[name] = (report.queried_tokens, report.hit_tokens)

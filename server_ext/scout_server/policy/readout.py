@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scout_server.policy.usage import AgentUsage
+
 __all__ = ["AgentState", "CoreState"]
 
 
@@ -51,6 +53,8 @@ class CoreState:
     """Blocks that were asked for again within a minute of their last use and had been evicted."""
     clipped_blocks: int
     """Free blocks that are over their tenant's share, and are kept like any unknown ones."""
+    agent_tokens: tuple[AgentUsage, ...]
+    """Prompt tokens and hits by agent, bounded; no recomputation and no warm-ups in it."""
     requests: int
     requests_hinted: int
     requests_recognised: int

@@ -25,6 +25,7 @@ from scout_server.policy.scoring import Scoring
 from scout_server.policy.sessions import Chain, Phase, Promise, Session
 from scout_server.policy.tenant import Tenant
 from scout_server.policy.transitions import END
+from scout_server.policy.usage import AgentTokens
 
 __all__ = ["SNAPSHOT_VERSION", "PolicyCore", "PolicySettings"]
 
@@ -74,6 +75,7 @@ class _Request:
     """Leading blocks that were in use less than a minute ago."""
     final: bool
     warmup: bool
+    prompt_tokens: int
     ended: float = 0.0
     """When it ended."""
     said: tuple[Finish, tuple[tuple[str, float | None], ...]] | None = None
@@ -100,6 +102,7 @@ class PolicyCore:
         self._ended: OrderedDict[str, _Request] = OrderedDict()
         self._groups = 0
         self._seen = self._hinted = self._recognised = self._regretted = 0
+        self._tokens = AgentTokens()
         self.scoring = Scoring(
             self.order,
             rescore_share=settings.rescore_share,
@@ -149,6 +152,7 @@ class PolicyCore:
             known=known,
             final=hints is not None and hints.final,
             warmup=facts.warmup,
+            prompt_tokens=facts.prompt_tokens,
         )
         self._requests[facts.request_id] = request
         if len(self._requests) > _MAX_REQUESTS:
@@ -188,6 +192,11 @@ class PolicyCore:
         if facts.cached_tokens is not None:
             lost = request.known - facts.cached_tokens // self.block_tokens
             self._regretted += max(0, lost)
+            self._tokens.record(
+                request.agent.name,
+                prompt_tokens=request.prompt_tokens,
+                cached_tokens=min(facts.cached_tokens, request.prompt_tokens),
+            )
         self._duel(request)
         session.running = max(0, session.running - 1)
         if session.running == 0 and session.phase != Phase.ENDED:
@@ -297,6 +306,7 @@ class PolicyCore:
             shadow_leads=dict(self.duel.leads),
             regretted_blocks=self._regretted,
             clipped_blocks=sum(self.scoring.clipped.values()),
+            agent_tokens=self._tokens.totals(),
             requests=self._seen,
             requests_hinted=self._hinted,
             requests_recognised=self._recognised,

@@ -65,6 +65,8 @@ class Meters(Collector):
         self.expired = Counter(
             "scout_gateway_leases_expired", "Running requests taken for lost", registry=r
         )
+        self.drift: dict[str, int] = {}
+        """By node: tokens booked less tokens in use, when the node was last looked at."""
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -100,6 +102,15 @@ class Meters(Collector):
             for gauge, value in zip(gauges.values(), values, strict=True):
                 gauge.add_metric([node.name], value)
         yield from gauges.values()
+        drift = GaugeMetricFamily(
+            "scout_gateway_node_drift_tokens",
+            "KV room booked less KV room in use, at the last look at the node",
+            labels=["node"],
+        )
+        for name, tokens in self.drift.items():
+            if name in engine.ledger.nodes:
+                drift.add_metric([name], tokens)
+        yield drift
 
     def text(self) -> bytes:
         """Return everything in the Prometheus text format."""
