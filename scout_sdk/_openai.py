@@ -20,6 +20,7 @@ from scout_sdk._env import Environment, read_environment
 from scout_sdk._errors import ConfigError
 from scout_sdk._guard import guarded, warn_once
 from scout_sdk._locks import ProcessLock
+from scout_sdk._refusals import refuses_hints
 from scout_sdk._sessions import SESSIONS
 
 __all__ = [
@@ -105,6 +106,8 @@ def label(request: Any, key: str = "", retries: int = 0) -> None:
     url = request.url
     path: str = url.path
     if not path.endswith(_PATHS) or not allowed(url.host):
+        return
+    if refuses_hints(url.scheme == "https", url.host, url.port):
         return
     if not _environment().enabled:
         return

@@ -21,6 +21,7 @@ from scout_sdk._capabilities import MAX_ANSWER_BYTES, Capabilities, Endpoint
 from scout_sdk._env import announce, read_environment
 from scout_sdk._hints import SessionEvent, ToolState
 from scout_sdk._limits import MAX_EVENTS
+from scout_sdk._refusals import note_refusal
 from scout_sdk._wire import CAPABILITIES_PATH, EVENTS_PATH, VERSION, encode_events
 
 __all__ = ["EventSender", "SenderCounts"]
@@ -286,6 +287,9 @@ class EventSender:
         status, body, _ = self._exchange("GET", CAPABILITIES_PATH, None)
         self._asked = True
         known = self._capabilities = Capabilities.parse(body) if status == 200 else None
+        # What did not say what it takes may still read hints: a proxy need not answer for it.
+        refuses = known is not None and not (known.version == VERSION and "hints" in known.features)
+        note_refusal(self._endpoint.host, self._endpoint.port, refuses)
         # Without an answer it may still take them: the first message tells.
         return known is None or (known.version == VERSION and "events" in known.features)
 
