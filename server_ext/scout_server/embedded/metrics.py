@@ -8,9 +8,16 @@ from prometheus_client.registry import Collector
 
 from scout_sdk._hints import HintOutcome
 from scout_server.embedded.engine import Engine
+from scout_server.exposition import HINTS, Described, engine_metrics
 from scout_server.replica.request import Request
 
-__all__ = ["Metrics"]
+__all__ = ["ONLY_HERE", "Metrics"]
+
+ONLY_HERE = (
+    Described("scout_recomputed_tokens", "counter", (), "Tokens computed again after preemptions"),
+    Described("scout_engine_steps", "counter", (), "Engine steps"),
+)
+"""What vLLM does not count under a name of ours."""
 
 _LABELS = ("model_name", "engine")
 _TTFT_BUCKETS_S = (
@@ -119,37 +126,29 @@ class Metrics(Collector):
         yield from self._scout(engine)
 
     def _scout(self, engine: Engine) -> Iterator[Metric]:
-        gauge = GaugeMetricFamily("scout_mode", "1 for what orders evictions", labels=("mode",))
-        gauge.add_metric((engine.mode,), 1.0)
-        yield gauge
-        family = CounterMetricFamily(
-            "scout_hints", "Hints by what became of them", labels=("field", "outcome")
-        )
+        family = CounterMetricFamily(HINTS.name, HINTS.meaning, labels=HINTS.labels)
         for key, count in sorted(self.hints.items()):
             family.add_metric(key, count)
         yield family
-        family = CounterMetricFamily(
-            "scout_requests", "Requests by how their agent was found", labels=("found",)
+        yield from engine_metrics(
+            [
+                {
+                    "mode": engine.mode,
+                    "breaker": {"open": engine.faulted is not None, "faults": engine.faults},
+                    "arrivals": engine.arrivals,
+                    "finishes": engine.finishes,
+                    "events": {**engine.events, "rejected": self.rejected_events},
+                    "evictions": {"evicted": engine.replica.pool.evicted},
+                    "core": engine.core_state(),
+                }
+            ]
         )
-        for found, count in sorted(engine.arrivals.items()):
-            family.add_metric((found,), count)
-        yield family
-        family = CounterMetricFamily("scout_events", "Side-channel events", labels=("outcome",))
-        for outcome, count in (
-            ("accepted", engine.events["accepted"]),
-            ("rejected", self.rejected_events),
-        ):
-            family.add_metric((outcome,), count)
-        yield family
         counters = engine.counters()
-        for name, text, value in (
-            ("scout_faults", "Faults of the policy", engine.faults),
-            ("scout_evicted_blocks", "Cached blocks evicted", engine.replica.pool.evicted),
-            ("scout_recomputed_tokens", "Tokens computed again", counters.recomputed_tokens),
-            ("scout_engine_steps", "Engine steps", counters.steps),
+        for described, value in zip(
+            ONLY_HERE, (counters.recomputed_tokens, counters.steps), strict=True
         ):
-            family = CounterMetricFamily(name, text)
-            family.add_metric((), value)
+            family = CounterMetricFamily(described.name, described.meaning, labels=("engine",))
+            family.add_metric(("0",), value)
             yield family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

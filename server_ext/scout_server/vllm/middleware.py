@@ -122,8 +122,8 @@ class _Reporter:
 
     def _report(self) -> list[tuple[bytes, bytes]]:
         try:
-            for outcome in self._outcomes.values():
-                OUTCOMES.labels(outcome.value).inc()
+            for field, outcome in self._outcomes.items():
+                OUTCOMES.labels(field, outcome.value).inc()
             value = _wire.encode_outcome(self._outcomes)
             return [(_wire.OUTCOME_HEADER.encode(), value.encode("ascii"))] if value else []
         except Exception:
