@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from scout_sdk import HintOutcome, _wire
+from scout_sdk import HintOutcome, Hints, _wire
 from scout_server.config import load
 from scout_server.gateway.settings import GatewaySettings
 from scout_server.ray.settings import RaySettings
@@ -45,6 +46,12 @@ DOCUMENT: dict[str, Any] = {
     "embedded": {"step_s": 0.01},
 }
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
+SERVE_COMMAND = """
+import ray._private.services as services
+services.resolve_ip_for_localhost = lambda host: host  # see the fixture
+from ray.serve.scripts import cli
+cli()
+"""
 
 
 def free_port() -> int:
@@ -61,6 +68,23 @@ def replica_processes() -> list[int]:
     return [int(line.split()[0]) for line in lines]
 
 
+def server_processes(model: Path) -> list[str]:
+    """What serves *model*, but for the replica itself."""
+    done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if str(model) in line]
+
+
+def tiny_model(folder: Path) -> None:
+    """Make the tiny model by the project's own script."""
+    script = Path(__file__).parents[2] / "scripts" / "make_model.py"
+    spec = importlib.util.spec_from_file_location("make_model", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.tiny(folder)
+
+
 def serve_run(words: list[str], address: str) -> None:
     """`serve run` on the cluster at *address*; the application stays when this returns."""
     environ = {
@@ -69,7 +93,7 @@ def serve_run(words: list[str], address: str) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "SCOUT_CONFIG": str(EXAMPLES / "scout.yaml"),
     }
-    command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking", *words]
+    command = [sys.executable, "-c", SERVE_COMMAND, "run", "--non-blocking", *words]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -103,6 +127,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
+    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
+        patch.setenv(name, "1")
+    patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     import ray
     import ray._private.services as services
     from ray import serve
@@ -417,3 +444,61 @@ async def test_the_example_runs_with_serve_run(client: Client) -> None:
         reply = await client.ask("yaml", "[[reply hello]]")
         assert b"hello" in reply.body
         assert reply.outcomes["admission"] is HintOutcome.ACCEPTED
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+async def test_vllm_runs_beside_its_replica(client: Client, tmp_path: Path) -> None:
+    """
+    A replica starts `scout serve` with the extension inside, tells vLLM's own KV room, passes
+    hints and streams, and takes the server with it when it goes.
+    """
+    from ray import serve
+
+    from scout_server.ray import build
+
+    tiny_model(tmp_path)
+    vllm_args = ["--enforce-eager", "--max-model-len", "1024", "--block-size", "32"]
+    vllm_args += ["--max-num-seqs", "8", "--load-format", "dummy"]
+    vllm_args += ["--num-gpu-blocks-override", "64", "--served-model-name", "tiny"]
+    vllm_args += ["--enable-prompt-tokens-details"]
+    document = {
+        "ray": {
+            **DOCUMENT["ray"],
+            "engine": "vllm",
+            "model": str(tmp_path),
+            "vllm_args": vllm_args,
+            "replicas": 1,
+            "ingresses": 1,
+            "slots": 8,
+        }
+    }
+    await asyncio.to_thread(serve.delete, "scout")
+    await asyncio.to_thread(serve.run, build(document), name="scout")
+
+    async def known() -> bool:
+        nodes = (await client.state()).get("nodes", {})
+        return [n["capacity_tokens"] for n in nodes.values()] == [64 * 32]
+
+    await client.until(known, within_s=60)
+    url = client.cluster.url
+    body = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": "hi " * 99}]}
+    hints = _wire.encode(Hints(session="v-1", agent="planner"))
+    for stream in (False, True):
+        async with client.http.post(
+            url + "/v1/chat/completions", json={**body, "stream": stream}, headers=hints
+        ) as response:
+            content = await response.read()
+            assert response.status == 200, content
+            outcomes = _wire.decode_outcome(response.headers["x-scout-outcome"])
+        assert (b"[DONE]" in content) == stream
+        assert outcomes["agent"] is HintOutcome.ACCEPTED
+        assert outcomes["admission"] is HintOutcome.ACCEPTED
+    assert {p.session for p in placements(await client.trace())} == {"v-1"}
+    assert server_processes(tmp_path)
+    await asyncio.to_thread(serve.delete, "scout")
+
+    async def gone() -> bool:
+        return not server_processes(tmp_path)
+
+    await client.until(gone, within_s=60)
