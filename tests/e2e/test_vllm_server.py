@@ -327,6 +327,62 @@ def test_a_fault_in_the_policy_and_identity_off_equal_stock_vllm(tiny: Path) -> 
     assert faulty == stock
 
 
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "enum": ["sleep 5"]}},
+            "required": ["command"],
+        },
+    },
+}
+
+
+def test_tool_calls_and_learnt_state(tiny: Path, tmp_path: Path) -> None:
+    """
+    Tool calls of whole and streamed responses reach the engine, forged tenants stay apart, and
+    what was learnt survives a restart.
+    """
+    kept = ["--api-key", KEY, "--set", f"snapshot.state_file={tmp_path / 'state.json'}"]
+    called = {"tools": [BASH], "tool_choice": {"type": "function", "function": {"name": "bash"}}}
+    with serving(tiny, *kept) as client:
+        client.headers["authorization"] = f"Bearer {KEY}"
+        for number, stream in enumerate((False, True)):
+            answer = chat(
+                client,
+                f"call {number}",
+                Hints(session=f"s{number}", agent="planner"),
+                **called,
+                stream=stream,
+                max_tokens=64,
+                ignore_eos=False,
+                vllm_xargs={"scout_tenant": "victim"},
+            )
+            assert answer.status_code == 200, answer.text
+            assert "sleep 5" in answer.text
+        deadline = time.monotonic() + 20
+        while state(client)["endings"] != {"used": 2} and time.monotonic() < deadline:
+            time.sleep(0.1)
+        shown = state(client)
+        assert shown["endings"] == {"used": 2}
+        assert {agent["tenant"] for agent in shown["core"]["agents"]} & {"victim"} == set()
+        foreign = client.post(
+            "/v1/completions",
+            json={"model": "tiny", "prompt": "hello", "max_tokens": 1, "session_id": "their own"},
+            headers={"baggage": "gen_ai.agent.name=theirs"},
+        )
+        outcome = _wire.decode_outcome(foreign.headers["x-scout-outcome"])
+        assert outcome["session"] is outcome["agent"] is HintOutcome.ACCEPTED
+        names = {agent["name"] for agent in state(client)["core"]["agents"]}
+        assert {"planner", "theirs"} <= names
+    assert (tmp_path / "state.json").exists()
+    with serving(tiny, *kept) as client:
+        client.headers["authorization"] = f"Bearer {KEY}"
+        assert {agent["name"] for agent in state(client)["core"]["agents"]} >= names - {"~"}
+
+
 def test_every_rank_has_its_core_and_hears_events(tiny: Path) -> None:
     """
     With two data-parallel ranks, a request is known to its rank alone, an event to both, and

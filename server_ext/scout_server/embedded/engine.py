@@ -125,7 +125,10 @@ class Engine:
         if self.faulted is not None:
             return {}
         try:
-            state = self.replica.core.state(now=self._catch_up())
+            now = self._catch_up()
+            if self._keeper is not None:
+                self._keeper.tick(now=now)  # an idle engine makes no steps
+            state = self.replica.core.state(now=now)
             return asdict(replace(state, agents=state.agents[:_MAX_SHOWN_AGENTS]))
         except Exception as error:
             self._fault(error)

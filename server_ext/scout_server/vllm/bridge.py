@@ -285,7 +285,10 @@ class Bridge:
         if self.breaker.open:
             return {}
         try:
-            state = self.core.state(now=self.clock())
+            now = self.clock()
+            if self._keeper is not None:
+                self._keeper.tick(now=now)  # an idle engine makes no steps
+            state = self.core.state(now=now)
             return asdict(replace(state, agents=state.agents[:MAX_SHOWN_AGENTS]))
         except Exception as error:
             self.breaker.trip("state", error)
