@@ -122,6 +122,8 @@ class Prefetch:
         self._busy_until = -math.inf
         self.requests = 0
         """Requests of ours that the engine ran, all warm-ups together."""
+        self.contended = 0
+        """Steps planned with a request of ours beside a user's; none unless something is wrong."""
 
     @property
     def active(self) -> bool:
@@ -202,6 +204,7 @@ class Prefetch:
             "off": reason,
             "confidence": self.planner.confidence,
             "requests": self.requests,
+            "contended": self.contended,
             **asdict(self.planner.counters),
             "refused": {why.value: n for why, n in self.planner.refused.items()},
         }

@@ -114,6 +114,7 @@ class _Retention(_Plain):  # type: ignore[misc]
         prefetch = self.scout.prefetch
         if prefetch is not None and prefetch.request_id is not None:
             # It is alone in the engine. vLLM's hit counters are users' only.
+            prefetch.contended += len(self.requests) > 1
             manager = self.kv_cache_manager
             users = manager.prefix_cache_stats
             manager.prefix_cache_stats = None if users is None else type(users)()
