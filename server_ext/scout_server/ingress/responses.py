@@ -47,12 +47,17 @@ _FINISH = {
 }
 """What the four APIs call the end of a response."""
 
-_TELLING = re.compile(
-    rb'"(?:tool_calls|function_call|tool_use|partial_json|stop_reason|input_json_delta)"'
-    rb'|_call(?:_arguments|_input)?[".]|"finish_reason"\s*:\s*"'
-    rb'|"response\.(?:completed|incomplete|failed)"'
+_TELLING = (
+    b"_call",
+    b"tool_use",
+    b"partial_json",
+    b"stop_reason",
+    b'"response.completed"',
+    b'"response.incomplete"',
+    b'"response.failed"',
 )
-"""What stands in the events that say something; within a text the quotes would be escaped."""
+"""What stands in the events that say something; all others are not parsed."""
+_ENDING = re.compile(rb'finish_reason"\s*:\s*"')
 
 _CALL_ITEMS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call")
 
@@ -188,7 +193,9 @@ class ResponseObserver:
             # The event itself repeats the whole response and may be over the bound.
             self._finish = _FINISH.get(line[16:].strip().decode("latin-1"), self._finish)
             return
-        if not line.startswith(b"data:") or not _TELLING.search(line) or len(line) > _MAX_LINE:
+        if not line.startswith(b"data:") or len(line) > _MAX_LINE:
+            return
+        if not any(mark in line for mark in _TELLING) and not _ENDING.search(line):
             return
         try:
             event = json.loads(line[5:])
