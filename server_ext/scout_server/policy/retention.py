@@ -47,7 +47,7 @@ class RetentionOrder:
         self._group: dict[int, int] = {}  # sentinel -> group
         self._sizes: dict[int, int] = {}  # sentinel -> blocks
         self._idle: list[int] = []  # sentinels to use again
-        self._keys: dict[int, tuple[float, int]] = {}  # group -> its current place
+        self._keys: dict[int, int] = {}  # group -> sequence of its current place in the heap
         self._heap: list[tuple[float, int, int]] = []  # (score, sequence, group), lazily valid
         self._sequence = 0
         self._scores: dict[int, float] = {}
@@ -131,17 +131,13 @@ class RetentionOrder:
                 self._take(block)
                 victims.append(block)
             return victims
-        gnext = self._gnext
         recent = self.capacity // 4
         while n > 0:
             sentinel = self._first_group()
             count = min(n, self._sizes[sentinel])
             if self._given - self._stamps.get(sentinel, 0) < recent:
                 self.passed += count
-            for _ in range(count):
-                block = gnext[sentinel]
-                self._take(block)
-                victims.append(block)
+            self._take_first(sentinel, count, victims)
             n -= count
         return victims
 
@@ -205,10 +201,25 @@ class RetentionOrder:
 
     def discard_all(self, blocks: Iterable[int]) -> None:
         """Take out every block of *blocks*; those that are not free are passed over."""
-        at, take = self._at, self._take
+        at, sizes = self._at, self._sizes
+        nxt, prv, gnext, gprev = self._next, self._prev, self._gnext, self._gprev
         for block in blocks:
-            if at[block] != _NOT_FREE:
-                take(block)
+            sentinel = at[block]
+            if sentinel == _NOT_FREE:
+                continue
+            before, behind = prv[block], nxt[block]
+            nxt[before] = behind
+            prv[behind] = before
+            before, behind = gprev[block], gnext[block]
+            gnext[before] = behind
+            gprev[behind] = before
+            at[block] = _NOT_FREE
+            self._free -= 1
+            size = sizes[sentinel] - 1
+            if size:
+                sizes[sentinel] = size
+            else:
+                self._close(sentinel)
 
     def group_sizes(self) -> dict[int, int]:
         """Return how many free blocks each group has, groups without any left out."""
@@ -224,24 +235,22 @@ class RetentionOrder:
 
     def set_score(self, group: int, score: float) -> None:
         """Give *group* a score from now on; a higher score goes later."""
-        self._scores[group] = score
-        if group in self._sentinel:
-            key = self._keys[group]
-            if key[0] != score:
-                self._place(group)
+        if group not in self._keys:
+            self._scores[group] = score
+        elif self._scores.get(group, 0.0) != score:
+            self._scores[group] = score
+            self._place(group)
 
     def rescore(self, scores: Mapping[int, float]) -> None:
         """Replace all scores; groups without a score have 0."""
         self._scores = dict(scores)
-        get, keys = self._scores.get, self._keys
-        heap = []
-        for group in self._sentinel:
-            score = float("-inf") if group == UNHASHED else get(group, 0.0)
-            sequence = keys[group][1]
-            keys[group] = (score, sequence)
-            heap.append((score, sequence, group))
-        heapq.heapify(heap)
-        self._heap = heap
+        get = self._scores.get
+        self._heap = [(get(group, 0.0), at, group) for group, at in self._keys.items()]
+        if UNHASHED in self._keys:
+            at = self._keys[UNHASHED]
+            self._heap.remove((get(UNHASHED, 0.0), at, UNHASHED))
+            self._heap.append((float("-inf"), at, UNHASHED))
+        heapq.heapify(self._heap)
 
     def used(self, group: int) -> None:
         """Say that *group* was used just now: of equal scores it goes last."""
@@ -263,13 +272,15 @@ class RetentionOrder:
         return sentinel
 
     def _place(self, group: int) -> None:
-        score = float("-inf") if group == UNHASHED else self._scores.get(group, 0.0)
         self._sequence += 1
-        self._keys[group] = (score, self._sequence)
-        heapq.heappush(self._heap, (score, self._sequence, group))
+        self._keys[group] = self._sequence
+        heapq.heappush(self._heap, (self._rank(group), self._sequence, group))
         if len(self._heap) > 64 + 4 * len(self._sentinel):
-            self._heap = [(*self._keys[each], each) for each in self._sentinel]
+            self._heap = [(self._rank(each), at, each) for each, at in self._keys.items()]
             heapq.heapify(self._heap)
+
+    def _rank(self, group: int) -> float:
+        return float("-inf") if group == UNHASHED else self._scores.get(group, 0.0)
 
     def _take(self, block: int) -> None:
         nxt, prv = self._next, self._prev
@@ -287,21 +298,45 @@ class RetentionOrder:
         if size:
             self._sizes[sentinel] = size
         else:
-            group = self._group.pop(sentinel)
-            del self._sizes[sentinel], self._sentinel[group], self._keys[group]
-            self._stamps.pop(sentinel, None)
-            self._idle.append(sentinel)
+            self._close(sentinel)
+
+    def _take_first(self, sentinel: int, count: int, taken: list[int]) -> None:
+        """Take the first *count* blocks out of a group, and add them to *taken*."""
+        nxt, prv, gnext, at = self._next, self._prev, self._gnext, self._at
+        block = gnext[sentinel]
+        for _ in range(count):
+            taken.append(block)
+            before, behind = prv[block], nxt[block]
+            nxt[before] = behind
+            prv[behind] = before
+            at[block] = _NOT_FREE
+            block = gnext[block]
+        gnext[sentinel] = block
+        self._gprev[block] = sentinel
+        self._free -= count
+        size = self._sizes[sentinel] - count
+        if size:
+            self._sizes[sentinel] = size
+        else:
+            self._close(sentinel)
+
+    def _close(self, sentinel: int) -> None:
+        group = self._group.pop(sentinel)
+        del self._sizes[sentinel], self._sentinel[group], self._keys[group]
+        self._stamps.pop(sentinel, None)
+        self._idle.append(sentinel)
 
     def _first_group(self) -> int:
         heap, keys = self._heap, self._keys
         while True:
-            score, sequence, group = heap[0]
-            if keys.get(group) == (score, sequence):
+            _, sequence, group = heap[0]
+            if keys.get(group) == sequence:
                 return self._sentinel[group]
             heapq.heappop(heap)
 
     def _ranked(self) -> list[int]:
-        return sorted(self._sentinel, key=self._keys.__getitem__)
+        keys = self._keys
+        return sorted(self._sentinel, key=lambda group: (self._rank(group), keys[group]))
 
     def _walk(self) -> Iterator[int]:
         if not self.scout:

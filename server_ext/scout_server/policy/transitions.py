@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ _STALE = 32  # observations after which every row is computed anew
 _FAST, _SLOW = 0.25, 0.06  # how fast predictability falls, and how fast it rises
 
 Row = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 class Transitions:
@@ -60,7 +61,10 @@ class Transitions:
             self._buckets *= 2
         self._slots = array("H", [_EMPTY]) * self._buckets
         self._clock = 0
-        self._rows: dict[tuple[int, int, tuple[int, ...], int], Row] = {}
+        self._hand = 0  # where to look for a context to recycle
+        self._seen = 0.0  # sum of _zero
+        self._known = 0  # symbols in _zero
+        self._rows: dict[int, dict[tuple[int, tuple[int, ...], int], Row]] = {}
         self.version = 0
         """Changes whenever a prediction may have."""
         self._merit = [0.0, 0.0, 0.0]  # faded log likelihood of orders 1 to 3
@@ -80,35 +84,43 @@ class Transitions:
         *now* is END for a session's first request, *then* is END when it ended.
         """
         self.used = max(self.used, before, now, then)
-        found = self._probabilities(before, now, then, earlier)
+        rows = self._learning(earlier, before, now)
+        found = self._probabilities(then, rows)
         weights = self._weights()
         probability = sum(w * p for w, p in zip(weights, found, strict=True))
         loss = -math.log(max(probability, 1e-12))
+        merit = self._merit
         for order, p in enumerate(found):
-            self._merit[order] = _FADE * self._merit[order] + math.log(max(p, 1e-6))
+            merit[order] = _FADE * merit[order] + math.log(max(p, 1e-6))
         self._surprise(loss)
-        self._add(now, then, weight)
-        if now != END:
-            self._add(self._context_row(0, before, now), then, weight)
-            if before != END:
-                self._add(self._context_row(earlier + 1, before, now), then, weight)
+        for row in rows:
+            self._add(row, then, weight)
+        if self._zero[then] <= 0.0:
+            self._known += 1
         self._zero[then] += weight
+        self._seen += weight
         self._changed(now)
         return loss
+
+    def _learning(self, earlier: int, before: int, now: int) -> tuple[int, ...]:
+        """Return the rows that an observation goes to, by order; made when new."""
+        if now == END:
+            return (now,)
+        if before == END:
+            return now, self._context_row(0, before, now)
+        return now, self._context_row(0, before, now), self._context_row(earlier + 1, before, now)
 
     def _changed(self, now: int) -> None:
         self.version += 1
         if self.version % _STALE == 0:
             self._rows.clear()
         else:
-            for key in [key for key in self._rows if key[1] == now]:
-                del self._rows[key]
+            self._rows.pop(now, None)
 
     def _surprise(self, loss: float) -> None:
-        known = sum(1 for count in self._zero[: self.used + 1] if count > 0)
-        if known < 2:
+        if self._known < 2:
             return
-        relative = min(loss / math.log(known), 2.0)
+        relative = min(loss / math.log(self._known), 2.0)
         rate = _FAST if relative > self._loss else _SLOW
         self._loss += rate * (relative - self._loss)
 
@@ -121,17 +133,15 @@ class Transitions:
                 count[at] *= self.forgetting
             self._total[row] *= self.forgetting
         self._total[row] += weight
-        least, place = math.inf, start
-        for at in range(start, start + width):
-            if nxt[at] == then:
-                count[at] += weight
-                return
-            if nxt[at] == _EMPTY:
-                nxt[at] = then
-                count[at] = weight
-                return
-            if count[at] < least:
-                least, place = count[at], at
+        here = nxt[start : start + width]
+        if then in here:
+            count[start + here.index(then)] += weight
+            return
+        if _EMPTY in here:
+            place = start + here.index(_EMPTY)
+        else:
+            counts = count[start : start + width]
+            place = start + counts.index(min(counts))
         nxt[place] = then
         count[place] = weight
 
@@ -142,6 +152,7 @@ class Transitions:
                 self._count[at] -= 1.0
                 self._total[now] -= 1.0
                 self._zero[then] = max(0.0, self._zero[then] - 1.0)
+                self._recount()
                 self._changed(now)
                 return
 
@@ -149,17 +160,25 @@ class Transitions:
         """Drop everything about *symbol*, so that it can stand for another agent."""
         self._clear(symbol)
         self._zero[symbol] = 0.0
-        for row in range(len(self._total)):
-            for at in range(row * self.width, (row + 1) * self.width):
-                if self._next[at] == symbol:
-                    self._total[row] = max(0.0, self._total[row] - self._count[at])
-                    self._count[at] = 0.0
-        for slot in range(self._pairs):
-            packed = self._context[slot]
+        self._recount()
+        nxt = np.frombuffer(self._next, dtype=np.uint16).reshape(-1, self.width)
+        count = np.frombuffer(self._count, dtype=np.float32).reshape(-1, self.width)
+        total = np.frombuffer(self._total, dtype=np.float32)
+        mine = nxt == symbol
+        total[:] = np.maximum(total - np.where(mine, count, 0.0).sum(1), 0.0)
+        count[mine] = 0.0
+        nxt[mine] = _EMPTY
+        for slot, packed in enumerate(self._context):
             if packed and symbol in self._unpack(packed):
+                self._delete(slot)
                 self._clear(self.symbols + 1 + slot)
+                self._context[slot] = 0
         self._rows.clear()
         self.version += 1
+
+    def _recount(self) -> None:
+        self._seen = sum(self._zero)
+        self._known = sum(1 for count in self._zero if count > 0)
 
     def _clear(self, row: int) -> None:
         for at in range(row * self.width, (row + 1) * self.width):
@@ -196,22 +215,57 @@ class Transitions:
         slot = self._find(packed)
         self._clock += 1
         if slot < 0:
-            slot = min(range(self._pairs), key=self._stamp.__getitem__)
-            self._clear(self.symbols + 1 + slot)
+            slot = self._recycle()
             self._context[slot] = packed
-            self._rebuild()
+            self._insert(slot)
         self._stamp[slot] = self._clock
         return self.symbols + 1 + slot
 
+    def _recycle(self) -> int:
+        """Return a slot that is free or was not used for long: the next such one in a circle."""
+        stamps, limit = self._stamp, self._clock - self._pairs // 2
+        for _ in range(self._pairs):
+            slot = self._hand
+            self._hand = (slot + 1) % self._pairs
+            if stamps[slot] < limit or not self._context[slot]:
+                break
+        if self._context[slot]:
+            self._delete(slot)
+            self._clear(self.symbols + 1 + slot)
+        return slot
+
+    def _place_of(self, packed: int) -> int:
+        return (packed * 2654435761) & (self._buckets - 1)
+
+    def _insert(self, slot: int) -> None:
+        mask, slots = self._buckets - 1, self._slots
+        at = self._place_of(self._context[slot])
+        while slots[at] != _EMPTY:
+            at = (at + 1) & mask
+        slots[at] = slot
+
+    def _delete(self, slot: int) -> None:
+        """Take *slot* out of the table and close the hole (Knuth 6.4, algorithm R)."""
+        mask, slots, context = self._buckets - 1, self._slots, self._context
+        hole = self._place_of(context[slot])
+        while slots[hole] != slot:
+            hole = (hole + 1) & mask
+        at = hole
+        while True:
+            at = (at + 1) & mask
+            if slots[at] == _EMPTY:
+                break
+            home = self._place_of(context[slots[at]])
+            if (at - home) & mask >= (at - hole) & mask:
+                slots[hole] = slots[at]
+                hole = at
+        slots[hole] = _EMPTY
+
     def _rebuild(self) -> None:
-        mask = self._buckets - 1
         self._slots = array("H", [_EMPTY]) * self._buckets
         for slot, packed in enumerate(self._context):
             if packed:
-                at = (packed * 2654435761) & mask
-                while self._slots[at] != _EMPTY:
-                    at = (at + 1) & mask
-                self._slots[at] = slot
+                self._insert(slot)
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -224,18 +278,16 @@ class Transitions:
         """Return how often *symbol* followed anything."""
         return self._zero[symbol]
 
-    def _orders(self, earlier: int, before: int, now: int) -> Iterator[tuple[int, int]]:
-        """Yield (row, order) of the contexts that are known, from order 1 up."""
-        yield now, 1
+    def _known_rows(self, earlier: int, before: int, now: int) -> tuple[int, ...]:
+        """Return the rows of the contexts that are known, from order 1 up; -1 for an unknown."""
         if now == END:
-            return
-        slot = self._find(self._pack(0, before, now))
-        if slot >= 0:
-            yield self.symbols + 1 + slot, 2
-        if before != END:
-            slot = self._find(self._pack(earlier + 1, before, now))
-            if slot >= 0:
-                yield self.symbols + 1 + slot, 3
+            return (now,)
+        pair = self._find(self._pack(0, before, now))
+        pair = self.symbols + 1 + pair if pair >= 0 else -1
+        if before == END:
+            return now, pair
+        deep = self._find(self._pack(earlier + 1, before, now))
+        return now, pair, self.symbols + 1 + deep if deep >= 0 else -1
 
     def _weights(self) -> list[float]:
         """Return how much to believe each order, 1 to 3: by how well it predicted lately."""
@@ -246,24 +298,24 @@ class Transitions:
 
     def probability(self, before: int, now: int, then: int, earlier: int = 0) -> float:
         """Return the probability that *then* comes next."""
-        found = self._probabilities(before, now, then, earlier)
+        found = self._probabilities(then, self._known_rows(earlier, before, now))
         return sum(w * p for w, p in zip(self._weights(), found, strict=True))
 
-    def _probabilities(self, before: int, now: int, then: int, earlier: int) -> list[float]:
+    def _probabilities(self, then: int, rows: Sequence[int]) -> list[float]:
         """Return the probability of *then* with contexts of at most 1, 2 and 3 symbols."""
-        total = sum(self._zero)
-        p = (self._zero[then] + _NEW) / (total + _NEW * (self.used + 1))
-        found = [p, p, p]
-        for row, order in self._orders(earlier, before, now):
-            seen, kinds = 0.0, 0
-            for at in range(row * self.width, (row + 1) * self.width):
-                if self._count[at] > 0:
-                    kinds += 1
-                    if self._next[at] == then:
-                        seen = self._count[at]
-            escape = _ESCAPE + _ESCAPE_KINDS * kinds
-            p = (seen + escape * p) / (self._total[row] + escape)
-            found[order - 1 :] = [p] * (4 - order)
+        width, nxt, count, totals = self.width, self._next, self._count, self._total
+        p = (self._zero[then] + _NEW) / (self._seen + _NEW * (self.used + 1))
+        found = []
+        for row in rows:
+            if row >= 0 and totals[row] > 0.0:
+                start = row * width
+                here = nxt[start : start + width]
+                seen = count[start + here.index(then)] if then in here else 0.0
+                escape = _ESCAPE + _ESCAPE_KINDS * (width - here.count(_EMPTY))
+                p = (seen + escape * p) / (totals[row] + escape)
+            found.append(p)
+        while len(found) < 3:
+            found.append(p)
         return found
 
     def row(self, before: int, now: int, certain: Sequence[int] = (), *, earlier: int = 0) -> Row:
@@ -273,16 +325,74 @@ class Transitions:
         *certain* are the only successors that the caller's graph allows here; they are a strong
         prior, not a law. The row may be a few observations of other contexts old.
         """
-        key = (before, now, tuple(certain), earlier)
-        row = self._rows.get(key)
+        known = self._rows.setdefault(now, {})
+        key = (before, tuple(certain), earlier)
+        row = known.get(key)
         if row is None:
-            row = self._rows[key] = self._row(before, now, certain, earlier)
+            row = known[key] = self._row(before, now, certain, earlier)
         return row
+
+    def rows(self, contexts: Sequence[tuple[int, int, int]]) -> Row:
+        """Return `row` of many contexts (earlier, before, now) at once, one below the other."""
+        size = self.used + 1
+        zero = np.asarray(self._zero[:size], dtype=np.float64)
+        p = (zero + _NEW) / (zero.sum() + _NEW * size)
+        found = np.asarray(contexts, dtype=np.int64).reshape(-1, 3)
+        earlier, before, now = found[:, 0], found[:, 1], found[:, 2]
+        one = self._mixed(np.broadcast_to(p, (len(found), size)), now)
+        pair = np.where(now != END, self._find_all((before, now), 0), -1)
+        two = self._mixed(one, pair)
+        deep = np.where(
+            (now != END) & (before != END), self._find_all((before, now), earlier + 1), -1
+        )
+        three = self._mixed(two, deep)
+        a, b, c = self._weights()
+        return np.asarray(a * one + b * two + c * three)
+
+    def _mixed(self, shorter: Row, rows: Ints) -> Row:
+        """Return *shorter* predictions improved by the counts of *rows*; -1 improves nothing."""
+        width, size = self.width, shorter.shape[1]
+        known = np.flatnonzero(rows >= 0)
+        if not len(known):
+            return shorter
+        at = rows[known]
+        nxt = np.frombuffer(self._next, dtype=np.uint16).reshape(-1, width)[at]
+        count = np.frombuffer(self._count, dtype=np.float32).reshape(-1, width)[at]
+        full = nxt != _EMPTY
+        counts = np.zeros((len(known), size + 1))
+        places = np.where(full, np.minimum(nxt, size), size)
+        counts[np.arange(len(known))[:, None], places] = count
+        escape = (_ESCAPE + _ESCAPE_KINDS * full.sum(1))[:, None]
+        total = np.frombuffer(self._total, dtype=np.float32)[at][:, None]
+        mixed = (counts[:, :size] + escape * shorter[known]) / (total + escape)
+        if len(known) == len(rows):
+            return np.asarray(mixed)
+        out = np.array(shorter)
+        out[known] = mixed
+        return out
+
+    def _find_all(self, pair: tuple[Ints, Ints], deep: Ints | int) -> Ints:
+        """Return the rows of many longer contexts, -1 for those that are not known."""
+        size, mask = self.symbols + 2, self._buckets - 1
+        packed = (deep * size + pair[0]) * size + pair[1] + 1
+        slots = np.frombuffer(self._slots, dtype=np.uint16)
+        context = np.frombuffer(self._context, dtype=np.uint32)
+        at = (packed * 2654435761) & mask
+        found = np.full(len(packed), -1, dtype=np.int64)
+        open_ = np.arange(len(packed))
+        while len(open_):
+            slot = slots[at[open_]].astype(np.int64)
+            open_, slot = open_[slot != _EMPTY], slot[slot != _EMPTY]
+            same = context[slot] == packed[open_]
+            found[open_[same]] = self.symbols + 1 + slot[same]
+            open_ = open_[~same]
+            at[open_] = (at[open_] + 1) & mask
+        return found
 
     def _row(self, before: int, now: int, certain: Sequence[int], earlier: int) -> Row:
         zero = np.asarray(self._zero[: self.used + 1], dtype=np.float64)
         p = (zero + _NEW) / (zero.sum() + _NEW * len(zero))
-        p = self._up(p, self._orders(earlier, before, now))
+        p = self._up(p, self._known_rows(earlier, before, now))
         if certain:
             prior = np.zeros_like(p)
             known = [symbol for symbol in certain if symbol < len(p)]
@@ -292,18 +402,22 @@ class Transitions:
             p = (n * 0.25 * p + _CERTAIN * prior) / (n * 0.25 + _CERTAIN)
         return p
 
-    def _up(self, p: Row, orders: Iterator[tuple[int, int]]) -> Row:
-        found = [p, p, p]
-        for row, order in orders:
-            counts = np.zeros_like(p)
-            kinds = 0
-            for at in range(row * self.width, (row + 1) * self.width):
-                if self._count[at] > 0:
-                    kinds += 1
-                    counts[self._next[at]] += self._count[at]
-            escape = _ESCAPE + _ESCAPE_KINDS * kinds
-            p = (counts + escape * p) / (self._total[row] + escape)
-            found[order - 1 :] = [p] * (4 - order)
+    def _up(self, p: Row, rows: Sequence[int]) -> Row:
+        width = self.width
+        found = []
+        for row in rows:
+            if row >= 0:
+                counts = np.zeros_like(p)
+                kinds = 0
+                for at in range(row * width, (row + 1) * width):
+                    if self._next[at] != _EMPTY:
+                        kinds += 1
+                        counts[self._next[at]] = self._count[at]
+                escape = _ESCAPE + _ESCAPE_KINDS * kinds
+                p = (counts + escape * p) / (self._total[row] + escape)
+            found.append(p)
+        while len(found) < 3:
+            found.append(p)
         one, two, three = self._weights()
         return np.asarray(one * found[0] + two * found[1] + three * found[2])
 
@@ -369,6 +483,7 @@ class Transitions:
         if not isinstance(merit, list) or len(merit) != 3:
             raise ValueError("field 'merit' of the snapshot is damaged")
         self._merit = [float(each) for each in merit]
+        self._recount()
         self._rebuild()
         self._rows.clear()
         self.version += 1
