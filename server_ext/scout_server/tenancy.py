@@ -13,6 +13,8 @@ class TenancySettings:
 
     tenant_header: str = ""
     """Header set by a trusted proxy that names the tenant; empty: none is trusted."""
+    private_state: bool = False
+    """Show every caller of /v1/scout/state the agents of its own tenant only."""
 
 
 def tenant_of(headers: Mapping[str, str], settings: TenancySettings) -> str:

@@ -119,6 +119,21 @@ async def test_the_trusted_header_names_the_tenant():
         assert len({tenant for tenant, _ in server.sessions}) == 2
 
 
+@pytest.mark.parametrize("private", [False, True])
+async def test_the_state_can_be_private(private):
+    """
+    A caller sees the agents of its own tenant only, where the operator wants that.
+    """
+    async with Server(tenancy=TenancySettings(private_state=private)) as server:
+        for key in ("one", "two"):
+            headers = {**_wire.encode(Hints(session="s", agent=f"agent {key}"))}
+            await server.chat("hi", {**headers, "authorization": key})
+        answer = await server.http.get("/v1/scout/state", headers={"authorization": "one"})
+        names = {agent["name"] for agent in answer.json()["core"]["agents"]}
+
+    assert ("agent one" in names, "agent two" in names) == (True, not private)
+
+
 async def test_over_the_budget_is_clipped_and_said():
     """
     A second agent where there is room for one is served, and its outcome says clipped.

@@ -197,7 +197,7 @@ class _Api:
                 "arrivals": dict(engine.arrivals),
                 "finishes": dict(engine.finishes),
                 "events": {**engine.events, "rejected": self.metrics.rejected_events},
-                "core": engine.core_state(),
+                "core": self.reader.shown(engine.core_state(), request.headers),
             }
         )
 

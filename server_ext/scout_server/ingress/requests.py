@@ -71,6 +71,19 @@ class RequestReader:
         """Return whom a message with these headers belongs to."""
         return tenant_of(names_and_values(headers), self._tenancy)
 
+    def shown(self, core: object, headers: Headers) -> object:
+        """Return what the sender of *headers* may see of a core's state, given as plain values."""
+        if not self._tenancy.private_state or not isinstance(core, dict):
+            return core
+        tenant = self.tenant(headers)
+        agents = core.get("agents")
+        own = [
+            agent
+            for agent in (agents if isinstance(agents, list | tuple) else ())
+            if isinstance(agent, dict) and agent.get("tenant") == tenant
+        ]
+        return {**core, "agents": own}
+
     def read(self, headers: Headers, body: Mapping[str, object] | None = None) -> Arrival:
         """
         Return what *headers* and *body* (the parsed JSON object, where there is one) say.

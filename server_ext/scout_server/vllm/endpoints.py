@@ -114,8 +114,12 @@ async def get_state(request: Request) -> Response:
     if link is None:
         return _error(503, "the engine is not connected")
     fresh = await link.refresh()
+    reader = front_door(request.app.state).reader
+    engines = [
+        {**state, "core": reader.shown(state.get("core"), request.headers)} for state in link.states
+    ]
     return JSONResponse(
-        {"fresh": fresh, "link_failures": link.failures, "engines": list(link.states)},
+        {"fresh": fresh, "link_failures": link.failures, "engines": engines},
         status_code=200 if link.states else 503,
     )
 
