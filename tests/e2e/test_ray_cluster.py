@@ -63,14 +63,16 @@ def free_port() -> int:
 
 def replica_processes() -> list[int]:
     """The process ids of the LLM replicas."""
-    done = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
+    )
     lines = [line for line in done.stdout.splitlines() if "ServeReplica:scout:LLM" in line]
     return [int(line.split()[0]) for line in lines]
 
 
 def server_processes(model: Path) -> list[str]:
     """What serves *model*, but for the replica itself."""
-    done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    done = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True)
     return [line for line in done.stdout.splitlines() if str(model) in line]
 
 
@@ -130,6 +132,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
         patch.setenv(name, "1")
     patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    patch.setenv("RAY_worker_niceness", "0")  # else vLLM starts behind everything else
     import ray
     import ray._private.services as services
     from ray import serve

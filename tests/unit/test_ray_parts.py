@@ -674,6 +674,29 @@ async def test_an_engine_beside_the_replica_dies_with_it() -> None:
         await whole(engine, chat("gone"))
 
 
+async def test_an_engine_beside_a_killed_replica_ends() -> None:
+    """
+    Ray kills a worker's children when it ends: the server ends all the same.
+    """
+    engine = ServerEngine(
+        [sys.executable, "-m", "scout_server.cli", "serve", "--embedded", "--port", "{port}"],
+        start_timeout_s=60,
+    )
+    await engine.start()
+    process = engine._process
+    assert process is not None
+    assert process.stdin is not None
+    process.kill()
+    await process.wait()
+    assert not engine.alive()
+    assert await engine._well()  # the server has not noticed
+    process.stdin.close()
+    async with asyncio.timeout(20):
+        while await engine._well():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await engine.stop()
+
+
 async def test_a_server_that_does_not_start_says_so() -> None:
     """
     The replica fails with the command's status instead of waiting for its time-out.
