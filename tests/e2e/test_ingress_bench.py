@@ -1,0 +1,23 @@
+"""The gain of clients that say nothing, as the command reports it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from scout_server.bench import bench_app
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+def test_silent_clients_keep_most_of_the_gain():
+    """
+    One round of the demo's sessions without our headers keeps at least 0.7 of the hinted gain.
+    """
+    done = CliRunner().invoke(bench_app, ["zero-hint", "--repetitions", "1", "--json"])
+    document = json.loads(done.stdout)
+
+    assert done.exit_code == 0
+    assert document["results"]["arms"]["hinted"]["points over LRU"] > 5
+    assert all(target["met"] for target in document["targets"])
