@@ -302,6 +302,9 @@ async def test_everything_but_turns_passes_without_being_held() -> None:
         models = await a.ask(None, path="/v1/models", method="GET", body=b"")
         assert (models.status, b"scout-embedded" in models.body) == (200, True)
         assert (await a.ask(None, path="/v1/nothing", method="GET", body=b"")).status == 404
+        ran = len(a.serve.ran)
+        assert (await a.ask(None, path="/sleep", body=b"")).status == 404
+        assert len(a.serve.ran) == ran  # an engine's own doors are not opened to clients
         assert (await long).status == 200
         wrong = await a.ask("s", body=b"{")
         assert wrong.status == 400

@@ -138,6 +138,10 @@ class Front:
 
     async def _plain(self, scope: Scope, body: bytes, reply: _Reply) -> None:
         """Pass a request that needs no KV room to any replica."""
+        if not scope["path"].startswith("/v1/"):  # engines have doors of their own elsewhere
+            self._pool.tell("count", "unknown-route")
+            await answer(reply.send, 404, "only /v1 passes", kind="invalid_request_error")
+            return
         tries = self.settings.retries + 1 if scope["method"] in ("GET", "HEAD", "OPTIONS") else 1
         call = _call(scope, body, tenant="")
         for attempt in range(tries):
