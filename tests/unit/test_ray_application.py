@@ -180,6 +180,7 @@ class Application:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
         leave: asyncio.Event | None = None,
+        prefix: str = "",
     ) -> Reply:
         lines = {"content-type": "application/json", **(headers or {})}
         if session is not None:
@@ -206,10 +207,10 @@ class Application:
         scope = {
             "type": "http",
             "method": method,
-            "path": path,
-            "raw_path": path.encode(),
+            "path": prefix + path,
+            "raw_path": (prefix + path).encode(),
             "query_string": b"",
-            "root_path": "",
+            "root_path": prefix,
             "headers": [(n.encode(), v.encode()) for n, v in lines.items()],
         }
         try:
@@ -573,3 +574,15 @@ async def test_an_ingress_asks_a_replica_when_it_starts() -> None:
         assert a.serve.ran == [(Ticket(), "r0")]
         done.set()
         await life
+
+
+async def test_a_route_prefix_of_serve_changes_nothing() -> None:
+    """
+    Turns are turns under `/llm/v1` too, and engines see the paths that they know.
+    """
+    async with application(1) as a:
+        assert (await a.ask("s", prefix="/llm")).status == 200
+        await a.settle()
+        assert list(a.engine.ledger.sessions) == [("", "s")]
+        health = await a.ask(None, path="/health", method="GET", body=b"", prefix="/llm")
+        assert health.status == 200

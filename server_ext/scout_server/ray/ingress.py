@@ -281,12 +281,11 @@ def _admission(note: notes.Note, attempt: int) -> HintOutcome:
 
 def _call(scope: Scope, body: bytes, *, tenant: str) -> Call:
     path = scope.get("raw_path") or scope["path"].encode()
-    root = scope.get("root_path", "").rstrip("/")
     added = {TENANT_HEADER: tenant} if tenant else {}
     headers = to_node(scope["headers"], added=added, removed=frozenset({TENANT_HEADER}))
     return Call(
         method=scope["method"],
-        path=path.decode("latin-1").removeprefix(root),
+        path=path.decode("latin-1"),
         query=scope["query_string"],
         headers=tuple(
             (n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in headers.items()

@@ -155,10 +155,26 @@ class _Fallback:
         self._own = own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = _without_prefix(scope)
         if scope["type"] == "http" and scope["path"] not in self._own:
             await self._front(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+def _without_prefix(scope: Scope) -> Scope:
+    """Return *scope* as if Serve's route prefix were `/`."""
+    root = str(scope.get("root_path", "")).rstrip("/")
+    if not root:
+        return scope
+    raw = scope.get("raw_path") or scope["path"].encode()
+    return {
+        **scope,
+        "root_path": "",
+        "path": scope["path"].removeprefix(root),
+        "raw_path": raw.removeprefix(root.encode()),
+    }
 
 
 def create_app(front: Front, replicas: Dispatcher, pool: PoolAsker) -> ASGIApp:
