@@ -4,6 +4,7 @@ import pytest
 
 from scout_sdk import Hints, SessionEvent, _wire
 from scout_server.bench.recording import Item, Program, Replay, _linked
+from scout_server.bench.toolsessions import tool_sessions
 from scout_server.embedded.settings import EmbeddedSettings
 from scout_server.policy.runtime import PolicySettings
 
@@ -90,3 +91,26 @@ def test_events_of_the_recording_reach_the_core():
     assert counters.requests == 3
     assert replay.engine.events["accepted"] == 1
     assert [item.event for item in program.stripped().items] == [None] * 4
+
+
+def test_tool_calls_of_silent_clients_tell_when_sessions_come_back():
+    """
+    Read off the responses, the tools' seconds become promises, as the client's own word would.
+    """
+    program = tool_sessions(1, turns=3, seed=4)[0]
+    replay = Replay(EmbeddedSettings(), PolicySettings())
+    seen = []
+    finish = replay.engine.on_finish
+
+    def note(request):
+        seen.append(request.tools)
+        finish(request)
+
+    replay.engine.on_finish = note
+    replay.run([program.stripped()], concurrency=1)
+    (session,) = replay.engine.replica.core.tenant("").sessions
+
+    waits = [item.event.tool.remaining_s for item in program.items if item.event is not None]
+    assert seen == [(("bash", wait),) for wait in waits] + [()]
+    assert session.kind == "stop:"
+    assert session.turns == 3
