@@ -11,7 +11,7 @@ __all__ = ["tool_sessions"]
 
 _WAITS = (0.5, 2.0, 8.0, 40.0)
 """Seconds that a tool takes; each is as likely as the others."""
-_WORDS = "the port of a berth at low tide holds more ships than its table of depths says".split()
+_WORDS = ("port", "berth", "tide", "ship", "table", "depth", "pilot", "buoy", "quay", "rope")
 
 
 def tool_sessions(sessions: int, *, turns: int, seed: int) -> list[Program]:
