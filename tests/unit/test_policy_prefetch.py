@@ -1,5 +1,7 @@
 """Warm-ups are bets that must pay."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,6 +126,42 @@ def test_a_tenant_over_budget_does_not_stop_another():
 
     assert _plan(planner, [_anchor("b", tenant="x")]) is Refusal.OVER_BUDGET
     assert isinstance(_plan(planner, [_anchor("b", tenant="y")]), WarmUp)
+
+
+def test_an_anchor_evicted_before_its_use_was_wasted():
+    """
+    A warm-up whose anchor is gone again when it is asked for served nobody.
+    """
+    planner = PrefetchPlanner(ON)
+    _plan(planner, [_anchor()])
+    planner.done(now=0.0)
+
+    assert not planner.asked("", "a", now=1.0, cached=False)
+    assert (planner.counters.used, planner.counters.wasted) == (0, 1)
+    assert planner.confidence > ON.min_probability
+
+
+def test_worth_is_compared_in_the_pools_own_units():
+    """
+    Where an anchor's worth is known, it and not the probability must exceed what is evicted.
+    """
+    poor = replace(_anchor(probability=0.99), worth=0.1)
+    rich = replace(_anchor("b", probability=0.5), worth=3.0)
+
+    assert _plan(PrefetchPlanner(ON), [poor], worth=0.2) is Refusal.POOL_WORTH_MORE
+    assert isinstance(_plan(PrefetchPlanner(ON), [rich], worth=2.9), WarmUp)
+
+
+def test_refusals_are_counted_by_reason():
+    """
+    What was not warmed up, and why, can be read later.
+    """
+    planner = PrefetchPlanner(ON)
+    _plan(planner, [], now=0.0)
+    _plan(planner, [], now=1.0)
+    _plan(planner, [_anchor()], idle=False, now=2.0)
+
+    assert planner.refused == {Refusal.NOTHING_COLD: 2, Refusal.BUSY: 1}
 
 
 @given(

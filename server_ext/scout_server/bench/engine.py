@@ -29,6 +29,8 @@ ARMS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Servers that are compared, and how `scout serve` starts each."""
 _BENCHMARKS = ("gsm8k", "mt-bench", "gaia", "swe-bench")
+_LEARNING = 2  # as many sessions as in a repetition are learnt from before
+_QUICK = ("gaia", "swe-bench", "idle-gaps", "random")
 _SMALL = 0.85  # stock hit rate up to which a gain is required
 
 
@@ -39,6 +41,8 @@ class _Plan:
     repetitions: int
     share: float
     """Of each shape's sessions, how many are run in one repetition."""
+    gaps: float
+    """Factor on the gaps of the benchmarks' shapes."""
     blocks: int
     model: Path
     seed: int
@@ -46,7 +50,8 @@ class _Plan:
 
 def engine(
     quick: Annotated[
-        bool, typer.Option("--quick", help="One repetition of half the sessions: minutes.")
+        bool,
+        typer.Option("--quick", help="One short repetition of four workloads: minutes."),
     ] = False,
     workload: Annotated[
         list[str] | None, typer.Option(help=f"One of {', '.join(SHAPES)}; again for more.")
@@ -62,17 +67,18 @@ def engine(
     ] = None,
     blocks: Annotated[
         int, typer.Option(min=100, max=100000, help="KV blocks of 32 tokens of each server.")
-    ] = 112,
+    ] = 96,
     model: Annotated[Path | None, typer.Option(help="Folder of SmolLM2.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the programs.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run multi-agent programs on vLLM with a small model: stock, Scout, Scout with prefetch."""
     plan = _Plan(
-        workloads=_chosen("workload", workload, SHAPES),
+        workloads=_chosen("workload", workload or (_QUICK if quick else None), SHAPES),
         arms=_chosen("arm", arm, ARMS),
         repetitions=repetitions or (1 if quick else 3),
         share=share or (0.5 if quick else 1.0),
+        gaps=0.6 if quick else 1.0,
         blocks=blocks,
         model=model or model_folder(),
         seed=seed,
@@ -131,20 +137,23 @@ async def _measure(plan: _Plan, bar: Progress) -> dict[str, dict[str, list[Run]]
                 if name in _BENCHMARKS or server.name != "stock" or len(servers) == 1
             ]
             runs[name] = {server.name: [] for server in used}
-            for repetition in range(plan.repetitions + 1):
+            bar.update(shown, description=f"{name}: learning")
+            # not measured, so on all servers at once
+            await asyncio.gather(*(_one(plan, name, 0, server) for server in used))
+            for repetition in range(1, plan.repetitions + 1):
                 for place in range(len(used)):
                     server = used[(place + repetition) % len(used)]
-                    bar.update(shown, description=f"{name} {repetition} {server.name}")
+                    bar.update(shown, description=f"{name} {repetition}: {server.name}")
                     run = await _one(plan, name, repetition, server)
-                    if repetition:
-                        runs[name][server.name].append(run)
+                    runs[name][server.name].append(run)
     return runs
 
 
 async def _one(plan: _Plan, name: str, repetition: int, server: Running) -> Run:
     shape = SHAPES[name]
-    count = max(2, round(plan.share * shape.sessions))
-    sessions = make_sessions(shape, count, seed=plan.seed, series=repetition)
+    count = max(1, round(plan.share * shape.sessions * (1 if repetition else _LEARNING)))
+    gaps = plan.gaps if name in _BENCHMARKS else 1.0
+    sessions = make_sessions(shape, count, seed=plan.seed, series=repetition, gaps=gaps)
     return await run_sessions(
         server.root,
         server.model,

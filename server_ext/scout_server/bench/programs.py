@@ -53,18 +53,29 @@ def _debate(dice: random.Random) -> Iterator[tuple[str, int, float, str]]:
             yield debater, dice.randint(60, 100), 0.02, ""
 
 
+_SUBJECTS = (
+    "writing", "roleplay", "reasoning", "maths", "coding", "extraction", "science", "humanities",
+)  # fmt: skip
+
+
 def _router(dice: random.Random) -> Iterator[tuple[str, int, float, str]]:
-    """MT-Bench: a router sends each of two turns of a user to a specialist."""
-    subject = dice.choice(("writing", "maths", "coding", "roleplay"))
+    """MT-Bench: a router sends both turns of a user to the specialist of the subject."""
+    subject = dice.choice(_SUBJECTS)
     for _ in range(2):
         yield "router", dice.randint(30, 60), 0.02, ""
         yield subject, dice.randint(60, 120), dice.uniform(1.0, 3.0), ""
 
 
+_TASKS = (
+    ("search", "browse", "read", "compute"),
+    ("search", "browse", "listen", "compute"),
+    ("files", "read", "compute", "search"),
+)
+
+
 def _tools(dice: random.Random) -> Iterator[tuple[str, int, float, str]]:
     """GAIA: a planner calls one tool agent after the other; tools take long."""
-    order = ["search", "browse", "search", "browse", "compute"]
-    for tool in order[: dice.randint(3, 5)]:
+    for tool in dice.choice(_TASKS):
         yield "planner", dice.randint(60, 120), 0.05, ""
         yield tool, dice.randint(80, 160), dice.lognormvariate(1.1, 0.4), tool
     yield "planner", 80, 0.0, ""
@@ -106,14 +117,17 @@ SHAPES: dict[str, Shape] = {
         ),
         Shape(
             name="mt-bench",
-            anchors={"router": 384, "writing": 704, "maths": 704, "coding": 704, "roleplay": 704},
+            anchors={"router": 384, **dict.fromkeys(_SUBJECTS, 512)},
             walk=_router,
             concurrency=3,
             sessions=9,
         ),
         Shape(
             name="gaia",
-            anchors={"planner": 768, "search": 448, "browse": 512, "compute": 448},
+            anchors={
+                "planner": 768,
+                **dict.fromkeys(("search", "browse", "read", "listen", "files", "compute"), 544),
+            },
             walk=_tools,
             concurrency=3,
             sessions=6,
@@ -130,39 +144,46 @@ SHAPES: dict[str, Shape] = {
             anchors={f"ring{number}": 480 for number in range(_RING)},
             walk=_ring,
             concurrency=1,
-            sessions=3,
+            sessions=2,
         ),
         Shape(
             name="random",
             anchors={f"dice{number}": 480 for number in range(_RING)},
             walk=_chance,
             concurrency=1,
-            sessions=3,
+            sessions=2,
         ),
     )
 }
 """By name: four benchmarks' shapes, and two that show what prefetching does and does not do."""
 
 
-def make_sessions(shape: Shape, sessions: int, *, seed: int, series: int) -> list[list[Turn]]:
+def make_sessions(
+    shape: Shape, sessions: int, *, seed: int, series: int, gaps: float = 1.0
+) -> list[list[Turn]]:
     """
     Return *sessions* programs of *shape*; anchors depend on *seed* alone, the rest on *series* too.
+
+    All gaps take *gaps* times as long.
     """
     anchors = {
         agent: _tokens(random.Random(f"{seed}/{shape.name}/{agent}"), length)
         for agent, length in shape.anchors.items()
     }
     return [
-        _session(shape, anchors, random.Random(f"{seed}/{shape.name}/{series}/{number}"))
+        _session(shape, anchors, random.Random(f"{seed}/{shape.name}/{series}/{number}"), gaps)
         for number in range(sessions)
     ]
 
 
-def _session(shape: Shape, anchors: Mapping[str, Sequence[int]], dice: random.Random) -> list[Turn]:
+def _session(
+    shape: Shape, anchors: Mapping[str, Sequence[int]], dice: random.Random, gaps: float
+) -> list[Turn]:
     histories: dict[str, list[int]] = {agent: [] for agent in anchors}
     steps = list(shape.walk(dice))
     turns = []
-    for number, (agent, new, gap, tool) in enumerate(steps):
+    for number, (agent, new, seconds, tool) in enumerate(steps):
+        gap = gaps * seconds
         histories[agent] += _tokens(dice, new)
         final = number + 1 == len(steps)
         turns.append(
