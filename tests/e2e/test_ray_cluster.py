@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     patch.setattr(services, "resolve_ip_for_localhost", lambda host: host)
     port = free_port()
     # Sockets have short names: the folder must have one too.
-    folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"scout-ray-{os.getpid()}"
+    folder = Path(tempfile.gettempdir()) / f"scout-ray-{os.getpid()}"
     context = ray.init(
         address="local",
         num_cpus=4,

@@ -200,7 +200,8 @@ async def drive(log: Iterable[Entry], settings: PoolSettings) -> list[Placement]
     """
     Tell a fresh pool (the gateway's, or that of Ray) the facts of *log* at their times.
 
-    Requests are held and let go by the pool's own code; return what it placed, in order.
+    Requests are held and let go by the pool's own code, but for those that were found running;
+    return what was placed, in order.
     ValueError when a held request was told another node than its placement says.
     """
     now = 0.0
@@ -208,11 +209,12 @@ async def drive(log: Iterable[Entry], settings: PoolSettings) -> list[Placement]
     pool = Pool(settings, clock=lambda: now, engine=engine)
     held: dict[str, asyncio.Task[str]] = {}
     snapshot: Snapshot | None = None
-    for entry in log:
+    entries = list(log)
+    for entry, following in zip(entries, [*entries[1:], None], strict=True):
         now = entry.kwargs.get("now", now)
         told = {name: value for name, value in entry.kwargs.items() if name != "now"}
         match entry.method:
-            case "submit":
+            case "submit" if following is not None and following.method == "resume":
                 (turn,) = entry.args
                 held[turn.key] = asyncio.create_task(pool.acquire(turn, timeout_s=86_400))
                 await asyncio.sleep(0)
@@ -228,6 +230,8 @@ async def drive(log: Iterable[Entry], settings: PoolSettings) -> list[Placement]
                 pool.event(*entry.args, **told)
             case "snapshot":
                 snapshot = engine.snapshot(now=now)
+            case "apply" if entry.args[0].method == "found":
+                engine.apply(*entry.args, now=now)
             case "apply":
                 if snapshot is not None:
                     pool.apply(make_plan(snapshot))
