@@ -242,7 +242,8 @@ async def drive(log: Iterable[Entry], settings: PoolSettings) -> list[Placement]
             case _:
                 getattr(engine, entry.method)(*entry.args, **entry.kwargs)
     placed = list(placements(engine.log))
-    last = {p.key: p.node for p in placed}
+    planned = (e for e in engine.log if e.method != "apply" or e.args[0].method != "found")
+    last = {p.key: p.node for p in placements(planned)}
     wrong = [
         key
         for key, task in held.items()
