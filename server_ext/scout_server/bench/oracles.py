@@ -88,6 +88,11 @@ class _TrueTransitions(Transitions):
                 p[found.symbol] += weight * (1.0 - self._ends)
         return p
 
+    def rows(self, contexts: Sequence[tuple[int, int, int]]) -> Row:
+        """Return the true distributions of what comes after many contexts."""
+        rows = [self._row(before, now, (), earlier) for earlier, before, now in contexts]
+        return np.array(rows).reshape(len(rows), -1)
+
     def matrix(self) -> Row:
         """Return the true matrix."""
         matrix = super().matrix()

@@ -1,5 +1,6 @@
 """Expected use: the probability that blocks are asked for before the cache turns over."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,17 +10,21 @@ from scout_server.policy.gaps import GapModel, HintTrust
 from scout_server.policy.sessions import Phase, Session
 from scout_server.policy.transitions import END, Transitions
 
-__all__ = ["SPAN", "Outlook"]
+__all__ = ["SPAN", "Cycles", "Outlook"]
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
-_BINS = 96
 SPAN = 6.0
 """An outlook looks this many turnover times ahead."""
+_BINS = 96  # of SPAN; sums of gaps are computed on them
 _POINTS = np.array([1, 2, 4, 8, 16, 32, 64, 96])  # bins at whose ends use is judged
-_STEPS = 12
+_EDGES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96])  # of first returns
+_STEPS = 10
 _NEGLIGIBLE = 0.01
 _PIECE = 1 << 17
+_ACTIVE = 64  # agents, the most recent ones, whose successors are followed
+_TOLERANCE = 0.04  # by which horizon and gaps may have changed before sums are computed anew
 
 
 def _product(one: Array, two: Array) -> Array:
@@ -34,14 +39,62 @@ def _product(one: Array, two: Array) -> Array:
     return np.concatenate([one[at : at + rows] @ two for at in range(0, len(one), rows)])
 
 
+class Cycles:
+    """How many times a session comes by within some time, from the learnt times between visits."""
+
+    def __init__(self, gaps: GapModel, horizon: float) -> None:
+        self.horizon = horizon
+        self._version = gaps.version
+        self.width = SPAN * horizon / _BINS
+        grid: Array = np.asarray(self.width * np.arange(1, _BINS + 1), dtype=np.float64)
+        cycle = gaps.at(gaps.cycle()[None, :], grid[None, :])[0]
+        sums = self._sums(np.diff(cycle, prepend=0.0))
+        points = _POINTS.astype(np.float64)
+        middles = 0.5 * (_EDGES[1:] + _EDGES[:-1])
+        left = points[None, :] - middles[:, None]
+        whole = _EDGES[1:, None] <= points[None, :]
+        at = np.concatenate(([0.0], np.arange(_BINS) + 0.5))
+        fold = np.zeros((len(middles), _STEPS, len(points)))
+        fold[:, 0] = whole
+        for k in range(1, _STEPS):
+            reached = np.interp(left, at, np.concatenate(([0.0], sums[k])))
+            fold[:, k] = np.where(whole, reached, 0.0)
+        self.fold = fold.reshape(len(middles), -1)
+        """Chance of the (k+1)-th use by each point, given a return in a bin: [bin, k and point]."""
+        self.inside: Array = self.width * np.cumsum(sums, axis=1)[:, _POINTS - 1]
+        """Expected (k+1)-th uses by each point, of sessions that start at a rate of 1."""
+
+    def fits(self, gaps: GapModel, horizon: float) -> bool:
+        """Whether these sums are still good enough."""
+        drift = gaps.version - self._version
+        if not 0 <= drift <= max(2.0, _TOLERANCE * gaps.version):
+            return False
+        return abs(math.log(horizon / self.horizon)) <= _TOLERANCE
+
+    @staticmethod
+    def _sums(pmf: Array) -> Array:
+        """Return C[k, j]: probability that k gaps fit into j + 1 bins less half a bin."""
+        out = np.ones((_STEPS, _BINS))
+        term = pmf
+        for k in range(1, _STEPS):
+            total = np.cumsum(term)
+            out[k] = total - 0.5 * term
+            if total[-1] < _NEGLIGIBLE:
+                out[k:] = 0.0
+                break
+            term = np.asarray(np.convolve(term, pmf)[:_BINS], dtype=np.float64)
+        return out
+
+
 class Outlook:
     """
     Answers: with what probability does each session use each agent within *horizon* seconds?
 
     A session's first return follows the learnt gaps of its class, given how long it has been away
     and what its client promised; later ones follow the time between arrivals. Where it returns to
-    follows the transition learner, order 2 for the first step. One outlook is good for a moment;
-    make a new one when time has passed or much was learnt.
+    follows the transition learner, order 3 for the first step, order 1 after it. One outlook is
+    good for a moment; make a new one when time has passed or much was learnt. *symbols* are the
+    agents to follow, the most important first: a bounded number of them.
     """
 
     def __init__(
@@ -52,88 +105,137 @@ class Outlook:
         horizon: float,
         starts_per_s: float,
         unnoticed: float = 0.0,
+        symbols: Sequence[int] | None = None,
+        cycles: Cycles | None = None,
     ) -> None:
         # ends not yet counted, because nobody tells an ended session from a silent one at once
         ends = transitions.seen(END)
         self._ends = (ends + 0.5 + unnoticed) / (ends + 0.5)
         self._transitions = transitions
         self._gaps = gaps
-        self.horizon = horizon
-        self._width = SPAN * horizon / _BINS
-        self._grid: Array = np.asarray(self._width * np.arange(1, _BINS + 1), dtype=np.float64)
-        cycle = gaps.at(gaps.cycle()[None, :], self._grid[None, :])[0]
-        self._later = self._sums(np.diff(cycle, prepend=0.0))
+        if cycles is None or not cycles.fits(gaps, horizon):
+            cycles = Cycles(gaps, horizon)
+        self.cycles = cycles
+        self.horizon = cycles.horizon
+        self._edges = cycles.width * _EDGES
+        size = transitions.used
+        chosen = range(1, size + 1) if symbols is None else [s for s in symbols if s <= size]
+        self._ids: Ints = np.array(sorted(chosen[:_ACTIVE]), dtype=np.int64)
+        self.place: Ints = np.full(size + 1, -1, dtype=np.int64)
+        """Column of each symbol, -1 for those that are not followed."""
+        self.place[self._ids] = np.arange(len(self._ids))
         matrix = transitions.matrix()
-        self._matrix: Array = matrix[1:, 1:]
-        self.size = len(self._matrix)
-        """Symbols above this one are new since then."""
+        self._leave: Array = np.minimum(matrix[:, END] * self._ends, 0.98)
+        followed = matrix[self._ids][:, self._ids]
         start = matrix[END, 1:]
-        start = np.asarray(start / max(float(start.sum()), 1e-9))
-        uses: Array = np.zeros((len(start), len(_POINTS)))
-        inside = starts_per_s * self._width * np.cumsum(self._later, axis=1)[:, _POINTS - 1]
-        for k in range(_STEPS):
-            if inside[k, -1] < 1e-4:
-                break
-            uses = uses + start[:, None] * inside[k]
-            start = np.asarray(start @ self._matrix)
-        self.newcomers: Array = uses
-        """Expected uses of each agent by sessions yet to come: [symbol - 1, point]."""
-        self._times = self._width * _POINTS
-        self._steps = np.diff(self._times, prepend=0.0)
-        self._fold = self._folding()
+        start = (start / max(float(start.sum()), 1e-9))[self._ids - 1]
+        self._new: Array = start[:, None, None] * (starts_per_s * cycles.inside)[None]
+        powers = [followed]
+        for _ in range(_STEPS - 2):
+            powers.append(_product(powers[-1], followed))
+        self._powers: Array = np.stack(powers, axis=-1)  # [from, to, k]: k + 1 steps
+        self._turned: Array = np.ascontiguousarray(followed.T)
+        self._steps = np.diff(cycles.width * _POINTS, prepend=0.0)
         self.living: Array = np.zeros(0)
         """Probability that each session of the last question comes back at all."""
-
-    def _sums(self, pmf: Array) -> Array:
-        """Return C[k, j]: probability that k gaps fit into j + 1 bins less half a bin."""
-        out = np.ones((_STEPS, _BINS))
-        term = pmf
-        for k in range(1, _STEPS):
-            total = np.cumsum(term)
-            out[k] = total - 0.5 * term
-            if total[-1] < _NEGLIGIBLE:
-                out[k + 1 :] = 0.0
-                break
-            term = np.asarray(np.convolve(term, pmf)[:_BINS], dtype=np.float64)
-        return out
+        self._reach: Array = np.zeros((0, _STEPS, len(_POINTS)))
+        self._step: Array = np.zeros((0, len(self._ids)))
+        self._from: Ints = np.zeros(0, dtype=np.int64)
 
     def alive(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:
-        """Return the probability that each session comes back within the grid; cheap."""
-        end = np.array([float(self._row(session)[END]) for session in sessions])
-        end = np.minimum(end * self._ends, 0.98)
+        """Return the probability that each session comes back within the outlook's time."""
+        rows = self._rows(sessions)
+        end = np.minimum(rows[:, END] * self._ends, 0.98)
         return np.asarray(self._returns(sessions, trust, end, now).sum(1))
 
-    def _row(self, session: Session) -> Array:
-        row = self._transitions.row(
-            session.before, session.agent, session.certain, earlier=session.earlier
-        )
-        n = self.size + 1
-        if len(row) < n:  # as old as that
-            row = np.concatenate((row, np.zeros(n - len(row))))
-        return row[:n]
+    def _rows(self, sessions: Sequence[Session]) -> Array:
+        rows = self._transitions.rows([(s.earlier, s.before, s.agent) for s in sessions])
+        for at, session in enumerate(sessions):
+            if session.certain:
+                row = self._transitions.row(
+                    session.before, session.agent, session.certain, earlier=session.earlier
+                )
+                rows[at, : len(row)] = row[: rows.shape[1]]
+        return rows
 
-    def uses(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:
-        """Return q[s, symbol - 1, point]: probability that session s uses the agent by then."""
-        first = np.stack([self._row(session) for session in sessions])
-        end, step = np.minimum(first[:, END] * self._ends, 0.98), first[:, 1:]
-        step = step / np.maximum(1.0 - first[:, END], 1e-9)[:, None]
+    def ask(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> None:
+        """Work out when and where *sessions* go; `anchors` and `chains` answer for them then."""
+        rows = self._rows(sessions)
+        end = np.minimum(rows[:, END] * self._ends, 0.98)
+        step = rows[:, self._ids] / np.maximum(1.0 - rows[:, END], 1e-9)[:, None]
         returns = self._returns(sessions, trust, end, now)
-        reach = _product(returns, self._fold.reshape(_BINS, -1))
-        reach = reach.reshape(len(sessions), _STEPS, len(_POINTS))
-        unused = np.ones((*step.shape, len(_POINTS)))
-        for k in range(_STEPS):
-            if reach[:, k, -1].max(initial=0.0) < _NEGLIGIBLE:
-                break
-            unused *= 1.0 - np.minimum(step[:, :, None] * reach[:, None, k, :], 0.999999)
-            step = _product(step, self._matrix)
-        return np.asarray(1.0 - unused)
+        reach = _product(returns, self.cycles.fold)
+        self._reach = reach.reshape(len(sessions), _STEPS, len(_POINTS))
+        self._step = step
+        self._from = self.place[[session.agent for session in sessions]]
 
-    def _folding(self) -> Array:
-        """Return W[b, k, point]: chance of the (k+1)-th use by then, given a return in bin b."""
-        fold = np.zeros((_BINS, _STEPS, len(_POINTS)))
-        for at, point in enumerate(_POINTS.tolist()):
-            fold[:point, :, at] = self._later[:, :point][:, ::-1].T
-        return fold
+    def leave(self, symbols: Sequence[int], kinds: Sequence[str]) -> Array:
+        """
+        Return the hit density at each agent for sessions that have just gone from others.
+
+        Row and column are places of symbols; *kinds* are the classes of the gaps.
+        """
+        away = np.zeros(len(symbols))
+        cdfs = np.stack([self._gaps.cdf(kind) for kind in kinds])
+        times = np.broadcast_to(self._edges, (len(symbols), len(_EDGES)))
+        returns = np.diff(self._gaps.at(cdfs, times + away[:, None]), axis=1)
+        returns *= (1.0 - self._leave[list(symbols)])[:, None]
+        reach = _product(returns, self.cycles.fold).reshape(len(symbols), _STEPS, -1)
+        places = self.place[list(symbols)]
+        later = np.matmul(self._powers[places][:, :, 1:], reach[:, 1:-1])
+        step = self._powers[places][:, :, 0] / np.maximum(
+            self._powers[places][:, :, 0].sum(1), 1e-9
+        ).reshape(-1, 1)
+        first = np.minimum(step[:, :, None] * reach[:, :1], 0.999999)
+        return self.density(1.0 - (1.0 - first) * np.exp(-later))
+
+    def anchors(self) -> Array:
+        """
+        Return the chance that anybody uses each agent by each point: [place, point].
+
+        That a session's next step goes there counts exactly but for the series of its logarithm,
+        the steps after it, and sessions yet to come, as rare events.
+        """
+        reach, step = self._reach, self._step
+        uses = self._new
+        if len(step):
+            uses = uses + _product(step.T, reach.reshape(len(step), -1)).reshape(uses.shape)
+        later = uses[:, -1]
+        for k in range(_STEPS - 2, -1, -1):
+            later = self._turned @ later
+            if k:
+                later += uses[:, k]
+        direct = uses[:, 0]
+        chance, place = reach[:, 0], step
+        for power, weight in ((2, 1 / 2), (3, 1 / 3), (4, 1 / 4), (8, 1.9)):
+            chance, place = (
+                (chance * reach[:, 0], place * step)
+                if power < 8
+                else (chance * chance, place * place)
+            )
+            direct = direct + weight * _product(place.T, chance)
+        return np.asarray(1.0 - np.exp(-(direct + later)))
+
+    def others(self, symbols: Sequence[int]) -> Array:
+        """Return the hit density of agents that are not followed, from how common they are."""
+        seen = sum(self._transitions.seen(symbol) for symbol in self._ids.tolist())
+        share = np.array([self._transitions.seen(symbol) for symbol in symbols]) / max(seen, 1.0)
+        visits = self._reach.sum((0, 1)) + self._new.sum((0, 1))
+        return self.density(1.0 - np.exp(-share[:, None] * visits))
+
+    def chains(self, who: Ints, where: Ints) -> Array:
+        """
+        Return the hit density of blocks that only session number *who* uses at agent *where*.
+
+        *where* are places, in pairs with *who*.
+        """
+        reach = self._reach[who]
+        first = np.minimum(self._step[who, where][:, None] * reach[:, 0], 0.999999)
+        come_from = self._from[who]
+        ahead = self._powers[come_from, where][:, 1:]
+        ahead = np.where(come_from[:, None] >= 0, ahead, 0.0)
+        later = np.matmul(ahead[:, None, :], reach[:, 1:-1])[:, 0]
+        return self.density(1.0 - (1.0 - first) * np.exp(-later))
 
     def density(self, q: Array) -> Array:
         """
@@ -142,36 +244,45 @@ class Outlook:
         It is the chance of a hit over the time for which the blocks are kept for it (least hit
         density, NSDI'18): for a known time of the next use its reciprocal, the optimal order.
         """
-        before = np.concatenate((np.zeros((*q.shape[:-1], 1)), q[..., :-1]), axis=-1)
-        kept = ((1.0 - 0.5 * (q + before)) * self._steps).sum(axis=-1)
+        missed = 1.0 - q
+        kept = missed @ (0.5 * (self._steps + np.append(self._steps[1:], 0.0))) + (
+            0.5 * self._steps[0]
+        )
         return np.asarray(q[..., -1] / np.maximum(kept, 1e-9))
 
     def _returns(
         self, sessions: Sequence[Session], trust: Sequence[HintTrust], end: Array, now: float
     ) -> Array:
-        """Return the probability of each session's first return in each bin of the horizon."""
+        """Return the probability of each session's first return in each bin of the outlook."""
         gaps = self._gaps
+        tables: dict[str | None, int] = {}
+        which = [
+            tables.setdefault(s.kind if s.phase == Phase.GAP else None, len(tables))
+            for s in sessions
+        ]
         cdfs = np.stack(
-            [gaps.cdf(s.kind) if s.phase == Phase.GAP else gaps.cycle() for s in sessions]
+            [gaps.cycle() if k is None else gaps.cdf(k) for k in tables] or [np.zeros(1)]
         )
-        away = np.array([max(0.0, now - session.since) for session in sessions])
-        times = np.concatenate(([0.0], self._grid))[None, :] + away[:, None]
-        own = self._gaps.at(cdfs, times)
+        cdfs = cdfs[which]
+        away = np.maximum(0.0, now - np.array([session.since for session in sessions]))
+        own = gaps.at(cdfs, self._edges[None, :] + away[:, None])
         survived = np.maximum(1.0 - own[:, 0], 1e-9)
         inside = np.diff(own, axis=1)
+        ended = end
         promised = [i for i, session in enumerate(sessions) if session.promise is not None]
+        said = [i for i, session in enumerate(sessions) if session.ended_said]
         if promised:
             self._promises(sessions, trust, promised, cdfs, inside, survived, away, now)
-        ended = end.copy()
-        for i, session in enumerate(sessions):
-            if session.ended_said:
-                ended[i] = max(ended[i], trust[i].final)
-            elif session.promise is not None:
+        if promised or said:
+            ended = end.copy()
+            for i in promised:
                 ended[i] *= 1.0 - trust[i].weight
+            for i in said:
+                ended[i] = max(end[i], trust[i].final)
         alive = (1.0 - ended) * survived
         alive = alive / (alive + ended)
         self.living = np.asarray(alive)
-        return np.asarray(inside / survived[:, None] * alive[:, None])
+        return np.asarray(inside * (alive / survived)[:, None])
 
     def _promises(
         self,
@@ -194,7 +305,7 @@ class Outlook:
             weight[at] = trust[i].weight
         center = np.log(np.maximum(back - said, 0.05))
         since = np.maximum(now - said, 0.0)
-        times = np.concatenate(([0.0], self._grid))[None, :] + since[:, None]
+        times = self._edges[None, :] + since[:, None]
         errors = np.log(np.maximum(times, 1e-3)) - center[:, None]
         told = HintTrust.error_at(np.stack([trust[i].cdf for i in which]), errors)
         started = np.maximum(away[rows] - since, 0.0)

@@ -1,22 +1,24 @@
 """Gives every group of free blocks its score, off the eviction path and at a bounded rate."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
-from scout_server.policy.expected import Outlook
+from scout_server.policy.agents import Agent
+from scout_server.policy.expected import Cycles, Outlook
 from scout_server.policy.retention import RetentionOrder
-from scout_server.policy.sessions import Phase, Session
+from scout_server.policy.sessions import Chain, Phase, Session
 from scout_server.policy.tenant import Tenant
 
 __all__ = ["Scoring"]
 
 _MAX_LIVE = 512  # sessions scored at all: the most recent ones
-_MAX_PROBES = 64  # agents, the most recent ones, whose typical session is scored
-_CELLS = 16384  # sessions x agents scored in full; other sessions are scored by their agent's
-_MIN_EXACT = 16
-_SECONDS_PER_CELL = 5e-5  # keeps scoring below about a fiftieth of the time
+_MAX_CHAINS = 2048  # of their chains that are scored, the most recent sessions' first
+_FOLLOWED = 64  # agents, the most recent ones, whose successors are followed
+_TYPICAL_AGE = 4  # renewals after which the scores of sessions that have just left are renewed
+_SECONDS = (1e-2, 1e-6)  # pause per renewal, and per session and agent: keeps scoring cheap
 _HORIZON_S = (0.25, 36000.0)
 _LONGEST_PAUSE_S = 15.0
 _WINDOWS = 8
@@ -43,7 +45,8 @@ class Scoring:
         self._marks: deque[tuple[float, int, dict[str, int], int]] = deque(maxlen=_WINDOWS + 1)
         self._renewed: float | None = None
         self._outlooks: dict[str, Outlook] = {}
-        self._typical: dict[tuple[str, int], list[float]] = {}
+        self._typical: dict[str, _Typical] = {}
+        self._cycles: dict[str, Cycles] = {}
         self.uses: dict[int, float] = {}
         self.rates: dict[int, float] = {}
         self.following = "use"
@@ -56,9 +59,8 @@ class Scoring:
 
     def renew(self, tenants: Iterable[Tenant], now: float, *, force: bool = False) -> bool:
         """Score everything anew if it is time, or *force* says so; return whether it was."""
-        pause = max(
-            min(self._share * self.horizon, _LONGEST_PAUSE_S), self._cells * _SECONDS_PER_CELL
-        )
+        fixed, each = _SECONDS
+        pause = max(min(self._share * self.horizon, _LONGEST_PAUSE_S), fixed + self._cells * each)
         if self._renewed is not None and now - self._renewed < pause and not force:
             return False
         self._cells = 0
@@ -67,7 +69,6 @@ class Scoring:
         tenants = list(tenants)
         starts = self._measure(now, tenants)
         scores: dict[int, float] = {}
-        self._typical.clear()
         for tenant in tenants:
             self._tenant(tenant, now, starts[tenant.name], scores)
         self.uses, self.rates = (
@@ -130,15 +131,19 @@ class Scoring:
                 put(chain.group, 0.0)
             return
         outlook = self._outlooks.get(tenant.name)
-        if outlook is None:
+        if outlook is None or session.agent >= len(outlook.place):
             return
         if session.promise is not None or session.ended_said:
-            q = outlook.uses([session], [tenant.trust(session.agent)], now)[0]
-            self._chains(session, outlook.density(q).tolist(), put)
-        else:
-            row = self._typical.get((tenant.name, session.agent))
-            if row is not None:
-                self._chains(session, row, put)
+            outlook.ask([session], [tenant.trust(session.agent)], now)
+            self._chains(tenant, outlook, [session], put)
+            return
+        typical = self._typical[tenant.name].rows.get(session.agent)
+        if typical is not None:
+            place = outlook.place
+            for symbol, chain in session.chains.items():
+                at = place[symbol] if symbol < len(place) else -1
+                if 0 <= at < len(typical):
+                    put(chain.group, typical[at])
 
     def _measure(self, now: float, tenants: Sequence[Tenant]) -> dict[str, float]:
         """Update the horizon; return how many sessions of each tenant start per second."""
@@ -161,72 +166,115 @@ class Scoring:
 
     def _tenant(self, tenant: Tenant, now: float, starts: float, scores: dict[int, float]) -> None:
         tenant.bury(now)
+        agents = [agent for agent in tenant.agents if agent.symbol <= tenant.transitions.used]
+        agents.sort(key=_last_used, reverse=True)
+        followed, others = agents[:_FOLLOWED], agents[_FOLLOWED:]
         outlook = Outlook(
             tenant.transitions,
             tenant.gaps,
             horizon=self.horizon,
             starts_per_s=starts,
             unnoticed=tenant.unnoticed,
+            symbols=[agent.symbol for agent in followed],
+            cycles=self._cycles.get(tenant.name),
         )
         self._outlooks[tenant.name] = outlook
-        agents = sorted(
-            (agent for agent in tenant.agents if agent.symbol <= outlook.size),
-            key=lambda agent: -agent.last_used,
-        )[:_MAX_PROBES]
-        # one more session per agent, that has just gone from it, stands for many
-        probes = [
-            Session(key="", hinted=False, agent=agent.symbol, since=now, kind=agent.kind)
-            for agent in agents
-        ]
-        exact = max(_MIN_EXACT, _CELLS // max(1, outlook.size) - len(probes))
-        live = list(tenant.live.values())[-_MAX_LIVE:]
-        live, rest = live[-exact:], live[:-exact]
-        every = live + probes
-        self._cells += len(every) * outlook.size
-        unused = -outlook.newcomers
-        if every:
-            q = outlook.uses(every, [tenant.trust(session.agent) for session in every], now)
-            tenant.unnoticed = float((1.0 - outlook.living[: len(live)]).sum())
-            left = np.log1p(-np.minimum(q, 0.999999))
-            unused = unused + left[: len(live)].sum(0)
-            rows = outlook.density(q)
-            for session, row in zip(live, rows.tolist(), strict=False):
-                self._chains(session, row, scores.__setitem__)
-            typical = {agent.symbol: len(live) + at for at, agent in enumerate(agents)}
-            for symbol, at in typical.items():
-                self._typical[(tenant.name, symbol)] = rows[at].tolist()
-            rest = [session for session in rest if session.agent in typical]
-        if rest:
-            alive = outlook.alive(
-                rest + probes, [tenant.trust(session.agent) for session in rest + probes], now
-            )
-            back = dict(zip(typical, alive[len(rest) :].tolist(), strict=True))
-            weights = np.zeros(len(every))
-            for session, chance in zip(rest, alive.tolist(), strict=False):
-                at = typical[session.agent]
-                weight = min(1.0, chance / max(back[session.agent], 1e-9))
-                weights[at] += weight
-                self._chains(session, (rows[at] * weight).tolist(), scores.__setitem__)
-            unused = unused + np.einsum("s,sap->ap", weights, left)
-        densities = outlook.density(1.0 - np.exp(unused)).tolist()
-        for agent in tenant.agents:
-            if agent.symbol > len(densities):
-                continue
-            score = agent.smooth(densities[agent.symbol - 1], now, self.horizon)
-            for _, group in tenant.agents.segments(agent):
-                scores[group] = scores.get(group, 0.0) + score
-            for group in agent.old_groups:
-                scores[group] = max(scores.get(group, 0.0), 0.5 * score)
+        self._cycles[tenant.name] = outlook.cycles
+        live = [*islice(reversed(tenant.live.values()), _MAX_LIVE)]
+        self._cells += len(live) * len(followed)
+        if not followed:
+            self._typical[tenant.name] = _Typical(outlook, 0)
+            return
+        if live:
+            outlook.ask(live, [tenant.trust(session.agent) for session in live], now)
+            tenant.unnoticed = float((1.0 - outlook.living).sum())
+            self._chains(tenant, outlook, live, scores.__setitem__)
+        typical = self._typical.get(tenant.name)
+        if typical is None or typical.stale(outlook, self.renewals):
+            typical = self._typical[tenant.name] = _Typical(outlook, self.renewals)
+            table = outlook.leave([a.symbol for a in followed], [a.kind for a in followed])
+            extension = np.ones(table.shape[1])
+            for agent in followed:
+                extension[outlook.place[agent.symbol]] = agent.extension
+            rows = (table * extension).tolist()
+            typical.rows = {a.symbol: row for a, row in zip(followed, rows, strict=True)}
+        densities = outlook.density(outlook.anchors()).tolist()
+        for agent in followed:
+            self._anchor(tenant, agent, densities[outlook.place[agent.symbol]], now, scores)
+        if others:
+            rare = outlook.others([agent.symbol for agent in others]).tolist()
+            for agent, score in zip(others, rare, strict=True):
+                self._anchor(tenant, agent, score, now, scores)
+
+    def _anchor(
+        self, tenant: Tenant, agent: Agent, score: float, now: float, scores: dict[int, float]
+    ) -> None:
+        score = agent.smooth(score, now, self.horizon)
+        for _, group in tenant.agents.segments(agent):
+            scores[group] = scores.get(group, 0.0) + score
+        for group in agent.old_groups:
+            scores[group] = max(scores.get(group, 0.0), 0.5 * score)
 
     @staticmethod
-    def _chains(session: Session, row, put) -> None:  # type: ignore[no-untyped-def]
-        for symbol, chain in session.chains.items():
-            if 0 < symbol <= len(row) and chain.agent is not None:
-                put(chain.group, float(row[symbol - 1]) * chain.agent.extension)
-        for chain in session.old:
-            if chain.agent is not None and chain.agent.symbol <= len(row):
-                score = float(row[chain.agent.symbol - 1]) * chain.agent.extension
-                put(chain.group, score * (_SUPERSEDED if chain.superseded else 1.0))
+    def _chains(
+        tenant: Tenant,
+        outlook: Outlook,
+        sessions: Sequence[Session],
+        put: Callable[[int, float], None],
+    ) -> None:
+        """Score the chains of *sessions*, which *outlook* was asked about."""
+        who: list[int] = []
+        symbols: list[int] = []
+        groups: list[int] = []
+        old: list[tuple[int, Chain]] = []
+        for at, session in enumerate(sessions):
+            chains = session.chains
+            who += [at] * len(chains)
+            symbols += chains
+            groups += [chain.group for chain in chains.values()]
+            if session.old:
+                old += [(at, chain) for chain in session.old if chain.agent is not None]
+            if len(groups) > _MAX_CHAINS:
+                break
+        extension = np.zeros(len(outlook.place))
+        for agent in tenant.agents:
+            if agent.symbol < len(extension):
+                extension[agent.symbol] = agent.extension
+        who += [at for at, _ in old]
+        symbols += [chain.agent.symbol for _, chain in old if chain.agent is not None]
+        groups += [chain.group for _, chain in old]
+        where = np.array(symbols, dtype=np.int64)
+        where[where >= len(extension)] = 0
+        place = outlook.place[where]
+        scores = outlook.chains(np.array(who, dtype=np.int64), np.maximum(place, 0))
+        scores *= np.where(place >= 0, extension[where], 0.0)
+        values = scores.tolist()
+        for group, score in zip(groups, values, strict=True):
+            put(group, score)
+        for (_, chain), score in zip(old, values[len(values) - len(old) :], strict=True):
+            if chain.superseded:
+                put(chain.group, score * _SUPERSEDED)
+
+
+class _Typical:
+    """Scores of the chains of sessions that have just left an agent, by agent."""
+
+    __slots__ = ("horizon", "made", "rows", "size")
+
+    def __init__(self, outlook: Outlook, made: int) -> None:
+        self.rows: dict[int, list[float]] = {}
+        self.made = made
+        self.horizon = outlook.horizon
+        self.size = len(outlook.place)
+
+    def stale(self, outlook: Outlook, renewals: int) -> bool:
+        """Whether it is time to make another one."""
+        changed = abs(outlook.horizon - self.horizon) > 0.1 * self.horizon
+        return changed or self.size != len(outlook.place) or renewals - self.made >= _TYPICAL_AGE
+
+
+def _last_used(agent: Agent) -> float:
+    return agent.last_used
 
 
 def _groups(tenant: Tenant) -> Iterator[int]:
