@@ -288,5 +288,5 @@ def test_the_utility_answers_like_an_api_server_expects(lab: Any) -> None:
 
     assert json.loads(answer(ours, "events", f"tenant\n{body}")) == {"accepted": 1, "rejected": 0}
     assert json.loads(answer(ours, "events", "tenant\nnonsense")) == {"accepted": 0, "rejected": 1}
-    assert json.loads(answer(ours, "state", ""))["events"] == {"accepted": 1, "rejected": 1}
+    assert json.loads(answer(ours, "state", ""))["events"] == {"unknown": 1, "rejected": 1}
     assert "known: events, state" in answer(ours, "nonsense", "")

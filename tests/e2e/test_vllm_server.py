@@ -224,6 +224,7 @@ def test_invalid_requests_are_answered_by_vllm(server: httpx.Client) -> None:
 
 def test_events_reach_the_scheduler(server: httpx.Client) -> None:
     """A posted tool event is counted by the engine; nonsense is refused with 400."""
+    chat(server, "before the event", Hints(session="s1", agent="a"))
     before = state(server)["events"].get("accepted", 0)
     tool = ToolEvent(
         name="shell", state=ToolState.STARTED, remaining_s=4.0, evidence=Evidence.SLEEP
@@ -345,7 +346,11 @@ def test_tool_calls_and_learnt_state(tiny: Path, tmp_path: Path) -> None:
     Tool calls of whole and streamed responses reach the engine, forged tenants stay apart, and
     what was learnt survives a restart.
     """
-    kept = ["--api-key", KEY, "--set", f"snapshot.state_file={tmp_path / 'state.json'}"]
+    kept = [
+        *("--api-key", KEY, "--set", f"snapshot.state_file={tmp_path / 'state.json'}"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+    ]
     called = {"tools": [BASH], "tool_choice": {"type": "function", "function": {"name": "bash"}}}
     with serving(tiny, *kept) as client:
         client.headers["authorization"] = f"Bearer {KEY}"
@@ -385,7 +390,8 @@ def test_tool_calls_and_learnt_state(tiny: Path, tmp_path: Path) -> None:
 
 def test_every_rank_has_its_core_and_hears_events(tiny: Path) -> None:
     """
-    With two data-parallel ranks, a request is known to its rank alone, an event to both, and
+    With two data-parallel ranks, a request is known to its rank alone, an event is taken by the
+    rank that holds its session and leaves nothing in the other, and
     /metrics shows each, also where it is made of files of several processes.
     """
     shared = tiny.parent / "prometheus"
@@ -405,7 +411,9 @@ def test_every_rank_has_its_core_and_hears_events(tiny: Path) -> None:
         assert client.post(_wire.EVENTS_PATH, content=body).status_code == 202
         engines = client.get("/v1/scout/state").json()["engines"]
         assert [engine["arrivals"] for engine in engines] == [{"hint": 1}, {"hint": 2}]
-        assert [engine["events"]["accepted"] for engine in engines] == [1, 1]
+        assert [engine["events"].get("unknown", 0) for engine in engines] == [1, 0]
+        assert [engine["events"].get("accepted", 0) for engine in engines] == [0, 1]
+        assert [len(engine["core"]["agents"]) for engine in engines] == [1, 1]
         assert [engine["core"]["sessions_ended"] for engine in engines] == [0, 1]
         shown = counters(client)
         assert shown['scout_requests_total{engine="0",origin="hint"}'] == 1

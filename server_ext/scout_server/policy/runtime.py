@@ -53,6 +53,8 @@ class PolicySettings:
     """Sessions remembered per tenant; the least recently used is forgotten."""
     max_retained_share: Annotated[float, Ge(0), Le(1)] = 1.0
     """Largest share of the cache that one tenant keeps by what is known of it; 1: all of it."""
+    min_predictability: Annotated[float, Ge(0), Le(1)] = 0.05
+    """While the next agent is less predictable than this, eviction is exactly LRU."""
     duel: bool = True
     """Follow our order only while it beats LRU in shadow; off: follow it always."""
     duel_half_life: Annotated[float, Ge(1)] = 60.0
@@ -239,6 +241,12 @@ class PolicyCore:
         _into_gap(request, finish, tools, now)
         self.scoring.touched(request.tenant, session, now)
         return True
+
+    def knows(self, session: str, *, tenant: str = "") -> bool:
+        """Whether a request of *session* came here; asking changes nothing."""
+        owner = self._tenants.get(tenant)
+        found = None if owner is None else owner.sessions.get(session)
+        return found is not None and found.turns > 0
 
     def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
         """Learn from the side channel; unknown sessions are remembered within bounds."""
@@ -519,13 +527,14 @@ class PolicyCore:
         if request.total > start:
             final.append((request.chain.group, request.total - start))
         self.duel.step(parts, final)
+        predictable = self.predictability >= self.settings.min_predictability
         if self.settings.duel:
             leader = self.duel.leader
-            self.order.scout = leader is not None
+            self.order.scout = predictable and leader is not None
             if leader is not None and leader != self.scoring.following:
                 self.scoring.follow(leader)
         else:
-            self.order.scout = True
+            self.order.scout = predictable
 
 
 def _into_gap(

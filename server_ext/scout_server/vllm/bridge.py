@@ -212,12 +212,15 @@ class Bridge:
             self.breaker.trip("finish", error)
 
     def event(self, event: SessionEvent, *, tenant: str = "") -> None:
-        """Tell the core of a side-channel event."""
+        """Tell the core of a side-channel event, where its session is: all engines hear of it."""
         if self.breaker.open:
             return
         try:
-            self.core.event(event, tenant=tenant, now=self.clock())
-            self.events["accepted"] += 1
+            if self.core.knows(event.session, tenant=tenant):
+                self.core.event(event, tenant=tenant, now=self.clock())
+                self.events["accepted"] += 1
+            else:
+                self.events["unknown"] += 1
         except Exception as error:
             self.breaker.trip("event", error)
 
