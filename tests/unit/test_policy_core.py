@@ -1,5 +1,7 @@
 """The policy core, driven as an engine drives it."""
 
+import random
+
 import pytest
 
 from scout_sdk import Hints
@@ -266,3 +268,37 @@ def test_a_hinted_pool_keeps_hot_anchors_that_lru_loses():
                 )
         hits[name] = total
     assert hits["scout"] > 1.2 * hits["lru"]
+
+
+@pytest.mark.parametrize(
+    ("predictable", "modes"), [(True, {False, True}), (False, {False})], ids=["cycle", "random"]
+)
+def test_our_order_is_followed_only_while_agents_can_be_told(predictable, modes):
+    """A cycle of agents is followed once it is learnt; uniformly random agents leave LRU alone."""
+    dice = random.Random(7)
+    engine = Engine(40)
+    seen = set()
+    for step in range(600):
+        agent = step % 8 if predictable else dice.randrange(8)
+        engine.serve(
+            chain((f"agent {agent}", 8), (f"turn {step}", 1)), float(step), hints("s", f"a{agent}")
+        )
+        seen.add(engine.core.order.scout)
+
+    assert seen == modes
+
+
+def test_below_the_predictability_asked_for_eviction_is_exactly_lru():
+    """With the bar out of reach, every victim is the one that plain LRU takes."""
+    dice = random.Random(3)
+    ours = Engine(40, PolicySettings(min_predictability=1.0))
+    plain = Engine(40, PolicySettings(hints=False, fingerprints=False))
+    hits = [[], []]
+    for step in range(400):
+        agent = step % 8 if dice.random() < 0.8 else dice.randrange(8)
+        blocks = chain((f"agent {agent}", 8), (f"turn {step}", 1))
+        for engine, found in zip((ours, plain), hits, strict=True):
+            found.append(engine.serve(blocks, float(step), hints("s", f"a{agent}")))
+        assert list(ours.core.order) == list(plain.core.order)
+
+    assert hits[0] == hits[1]
