@@ -24,7 +24,7 @@ _STEPS = 10
 _NEGLIGIBLE = 0.01
 _PIECE = 1 << 17
 _ACTIVE = 64  # agents, the most recent ones, whose successors are followed
-_TOLERANCE = 0.04  # by which horizon and gaps may have changed before sums are computed anew
+_TOLERANCE = 0.1  # by which horizon and gaps may have changed before sums are computed anew
 
 
 def _product(one: Array, two: Array) -> Array:

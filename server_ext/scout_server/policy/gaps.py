@@ -35,14 +35,44 @@ def _bin(seconds: float) -> int:
     return min(_BINS - 1, int(math.log(seconds / _LOW) / _STEP))
 
 
+_FADE = 0.5 ** (1 / 2000.0)  # of a gap's weight with every later one
+_SPREAD = ((0, 0.5), (-1, 0.25), (1, 0.25))
+
+
 class _Class:
-    __slots__ = ("cdf", "count", "dirty", "hist")
+    """A fading histogram; what fades is kept as it is, and what is new weighs more."""
+
+    __slots__ = ("_hist", "_sum", "_weight", "cdf", "dirty")
 
     def __init__(self) -> None:
-        self.hist = np.zeros(_BINS)
-        self.count = 0.0
+        self._hist = [0.0] * _BINS
+        self._sum = 0.0
+        self._weight = 1.0
         self.cdf: Array | None = None
         self.dirty = 0
+
+    @property
+    def count(self) -> float:
+        """How many gaps it has, faded."""
+        return self._sum / self._weight
+
+    @property
+    def hist(self) -> Array:
+        """Return how many gaps it has in each bin, faded."""
+        return np.asarray(np.array(self._hist) / self._weight)
+
+    def add(self, place: int, spread: tuple[tuple[int, float], ...] = _SPREAD) -> None:
+        """Learn one gap."""
+        hist = self._hist
+        weight = self._weight = self._weight / _FADE
+        self._sum += weight
+        for off, share in spread:
+            hist[min(max(place + off, 0), _BINS - 1)] += share * weight
+        self.dirty += 1
+        if weight > 1e9:
+            self._hist = [each / weight for each in hist]
+            self._sum /= weight
+            self._weight = 1.0
 
     @classmethod
     def restored(cls, value: object) -> "_Class":
@@ -50,9 +80,10 @@ class _Class:
         if not isinstance(value, list) or len(value) != 2 or len(value[1]) != _BINS:
             raise ValueError("a gap histogram is damaged")
         entry = cls()
-        entry.count, entry.hist = float(value[0]), np.array(value[1], dtype=np.float64)
+        count, hist = float(value[0]), np.array(value[1], dtype=np.float64)
+        entry._sum, entry._hist = count, hist.tolist()
         entry.dirty = 1 << 20
-        if not (np.isfinite(entry.hist).all() and (entry.hist >= 0).all() and entry.count >= 0):
+        if not (np.isfinite(hist).all() and (hist >= 0).all() and count >= 0):
             raise ValueError("a gap histogram is damaged")
         return entry
 
@@ -66,8 +97,6 @@ class GapModel:
     fade. What never returned is not in here: that is the session's end, see Transitions.
     """
 
-    HALF = 2000.0
-    """Observations after which one counts half."""
     CLASS_PRIOR = 8.0
     GLOBAL_PRIOR = 12.0
 
@@ -84,7 +113,6 @@ class GapModel:
     def observe(self, kind: str, seconds: float) -> None:
         """Learn one gap of class *kind*."""
         place = _bin(seconds)
-        fade = 0.5 ** (1 / self.HALF)
         entry = self._classes.get(kind)
         if entry is None:
             entry = self._classes[kind] = _Class()
@@ -92,15 +120,10 @@ class GapModel:
                 self._classes.popitem(last=False)
         else:
             self._classes.move_to_end(kind)
-        for each in (entry, self._all):
-            each.count = each.count * fade + 1.0
-            each.hist *= fade
-            each.hist[place] += 0.5
-            each.hist[max(0, place - 1)] += 0.25
-            each.hist[min(_BINS - 1, place + 1)] += 0.25
-            each.dirty += 1
+        entry.add(place)
+        self._all.add(place)
         log = math.log(min(max(seconds, _LOW), _HIGH))
-        self._weight = self._weight * fade + 1.0
+        self._weight = self._weight * _FADE + 1.0
         rate = 1.0 / self._weight
         self._mean += rate * (log - self._mean)
         self._square += rate * (log * log - self._square)
@@ -148,12 +171,7 @@ class GapModel:
 
     def observe_cycle(self, seconds: float) -> None:
         """Learn one time between two arrivals of a session."""
-        entry = self._cycles
-        fade = 0.5 ** (1 / self.HALF)
-        entry.count = entry.count * fade + 1.0
-        entry.hist *= fade
-        entry.hist[_bin(seconds)] += 1.0
-        entry.dirty += 1
+        self._cycles.add(_bin(seconds), ((0, 1.0),))
 
     def cycle(self) -> Array:
         """Return the distribution function of the time between two arrivals of a session."""

@@ -241,6 +241,18 @@ class RetentionOrder:
             self._scores[group] = score
             self._place(group)
 
+    def set_scores(self, scores: Iterable[tuple[int, float]]) -> None:
+        """Give many groups a score from now on, faster than one by one."""
+        keys, heap, known, sequence = self._keys, self._heap, self._scores, self._sequence
+        for group, score in scores:
+            if group in keys and group != UNHASHED and known.get(group, 0.0) != score:
+                sequence += 1
+                keys[group] = sequence
+                heapq.heappush(heap, (score, sequence, group))
+            known[group] = score
+        self._sequence = sequence
+        self._trim()
+
     def rescore(self, scores: Mapping[int, float]) -> None:
         """Replace all scores; groups without a score have 0."""
         self._scores = dict(scores)
@@ -275,6 +287,9 @@ class RetentionOrder:
         self._sequence += 1
         self._keys[group] = self._sequence
         heapq.heappush(self._heap, (self._rank(group), self._sequence, group))
+        self._trim()
+
+    def _trim(self) -> None:
         if len(self._heap) > 64 + 4 * len(self._sentinel):
             self._heap = [(self._rank(each), at, each) for each, at in self._keys.items()]
             heapq.heapify(self._heap)

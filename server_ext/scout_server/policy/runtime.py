@@ -162,7 +162,7 @@ class PolicyCore:
         if not facts.warmup:
             chain.last_used = now
             session.running += 1
-            self.scoring.touched(tenant, session, now)
+            self.scoring.arrivals += 1
         self.tick(now=now)
         return Assignment(agent=agent.name, session=session.key, from_hint=hinted)
 

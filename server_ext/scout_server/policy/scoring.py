@@ -1,7 +1,7 @@
 """Gives every group of free blocks its score, off the eviction path and at a bounded rate."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -19,6 +19,8 @@ _MAX_CHAINS = 2048  # of their chains that are scored, the most recent sessions'
 _FOLLOWED = 64  # agents, the most recent ones, whose successors are followed
 _TYPICAL_AGE = 4  # renewals after which the scores of sessions that have just left are renewed
 _SECONDS = (1e-2, 1e-6)  # pause per renewal, and per session and agent: keeps scoring cheap
+_CELLS_PER_ARRIVAL = 256  # sessions and agents that a request may have scored anew
+_IDLE_PAUSES = 8  # pauses after which scores are renewed however few requests came
 _HORIZON_S = (0.25, 36000.0)
 _LONGEST_PAUSE_S = 15.0
 _WINDOWS = 8
@@ -53,6 +55,8 @@ class Scoring:
         self.horizon = 60.0
         self.renewals = 0
         self._cells = 0
+        self.arrivals = 0
+        """Requests since the last renewal; to be counted by the owner."""
         self._retained_share = retained_share
         self.clipped: dict[int, int] = {}
         """Groups that are over their tenant's share, with their free blocks."""
@@ -61,8 +65,12 @@ class Scoring:
         """Score everything anew if it is time, or *force* says so; return whether it was."""
         fixed, each = _SECONDS
         pause = max(min(self._share * self.horizon, _LONGEST_PAUSE_S), fixed + self._cells * each)
-        if self._renewed is not None and now - self._renewed < pause and not force:
-            return False
+        if self._renewed is not None and not force:
+            away = now - self._renewed
+            few = self.arrivals < self._cells // _CELLS_PER_ARRIVAL
+            if away < pause or (few and away < _IDLE_PAUSES * pause):
+                return False
+        self.arrivals = 0
         self._cells = 0
         self._renewed = now
         self.renewals += 1
@@ -114,36 +122,36 @@ class Scoring:
                     self.uses[group] = self.rates[group] = 0.0
                     self.clipped[group] = size
 
-    def _put(self, group: int, score: float) -> None:
-        if group in self.clipped:
-            return
-        self.uses[group] = score
+    def _put(self, scores: list[tuple[int, float]]) -> None:
+        if self.clipped:
+            scores = [each for each in scores if each[0] not in self.clipped]
+        self.uses.update(scores)
         if self.following == "use":
-            self._order.set_score(group, score)
+            self._order.set_scores(scores)
 
     def touched(self, tenant: Tenant, session: Session, now: float) -> None:
         """Score the chains of *session* anew: something happened to it."""
         if not session.chains:
             return
-        put = self._put
         if session.phase == Phase.ENDED:
-            for chain in session.chains.values():
-                put(chain.group, 0.0)
+            self._put([(chain.group, 0.0) for chain in session.chains.values()])
             return
         outlook = self._outlooks.get(tenant.name)
         if outlook is None or session.agent >= len(outlook.place):
             return
         if session.promise is not None or session.ended_said:
             outlook.ask([session], [tenant.trust(session.agent)], now)
-            self._chains(tenant, outlook, [session], put)
+            self._put(self._chains(tenant, outlook, [session]))
             return
         typical = self._typical[tenant.name].rows.get(session.agent)
         if typical is not None:
-            place = outlook.place
-            for symbol, chain in session.chains.items():
-                at = place[symbol] if symbol < len(place) else -1
-                if 0 <= at < len(typical):
-                    put(chain.group, typical[at])
+            self._put(
+                [
+                    (chain.group, typical[symbol])
+                    for symbol, chain in session.chains.items()
+                    if symbol < len(typical)
+                ]
+            )
 
     def _measure(self, now: float, tenants: Sequence[Tenant]) -> dict[str, float]:
         """Update the horizon; return how many sessions of each tenant start per second."""
@@ -188,16 +196,16 @@ class Scoring:
         if live:
             outlook.ask(live, [tenant.trust(session.agent) for session in live], now)
             tenant.unnoticed = float((1.0 - outlook.living).sum())
-            self._chains(tenant, outlook, live, scores.__setitem__)
+            scores.update(self._chains(tenant, outlook, live))
         typical = self._typical.get(tenant.name)
         if typical is None or typical.stale(outlook, self.renewals):
             typical = self._typical[tenant.name] = _Typical(outlook, self.renewals)
             table = outlook.leave([a.symbol for a in followed], [a.kind for a in followed])
-            extension = np.ones(table.shape[1])
+            wide = np.zeros((len(table), len(outlook.place)))
             for agent in followed:
-                extension[outlook.place[agent.symbol]] = agent.extension
-            rows = (table * extension).tolist()
-            typical.rows = {a.symbol: row for a, row in zip(followed, rows, strict=True)}
+                at = outlook.place[agent.symbol]
+                wide[:, agent.symbol] = table[:, at] * agent.extension
+            typical.rows = {a.symbol: row for a, row in zip(followed, wide.tolist(), strict=True)}
         densities = outlook.density(outlook.anchors()).tolist()
         for agent in followed:
             self._anchor(tenant, agent, densities[outlook.place[agent.symbol]], now, scores)
@@ -220,9 +228,8 @@ class Scoring:
         tenant: Tenant,
         outlook: Outlook,
         sessions: Sequence[Session],
-        put: Callable[[int, float], None],
-    ) -> None:
-        """Score the chains of *sessions*, which *outlook* was asked about."""
+    ) -> list[tuple[int, float]]:
+        """Return the scores of the chains of *sessions*, which *outlook* was asked about."""
         who: list[int] = []
         symbols: list[int] = []
         groups: list[int] = []
@@ -249,11 +256,11 @@ class Scoring:
         scores = outlook.chains(np.array(who, dtype=np.int64), np.maximum(place, 0))
         scores *= np.where(place >= 0, extension[where], 0.0)
         values = scores.tolist()
-        for group, score in zip(groups, values, strict=True):
-            put(group, score)
-        for (_, chain), score in zip(old, values[len(values) - len(old) :], strict=True):
+        found = list(zip(groups, values, strict=True))
+        for at, (_, chain) in enumerate(old, len(found) - len(old)):
             if chain.superseded:
-                put(chain.group, score * _SUPERSEDED)
+                found[at] = (chain.group, found[at][1] * _SUPERSEDED)
+        return found
 
 
 class _Typical:
