@@ -80,11 +80,17 @@ def test_it_takes_every_call_of_the_sources_named() -> None:
     """
     Each method of CachePolicy in the sources is a method of ours with the same parameters first.
 
-    SCOUT_VLLM_SOURCES names the unpacked wheel of another version; without it, the installed one.
+    SCOUT_VLLM_SOURCES names folders of unpacked wheels, separated like PATH; else the installed.
     """
     import vllm
 
-    root = Path(os.environ.get("SCOUT_VLLM_SOURCES") or Path(vllm.__file__).parent)
+    folders = os.environ.get("SCOUT_VLLM_SOURCES", "").split(os.pathsep)
+    roots = [Path(folder) / "vllm" for folder in folders if folder]
+    for root in roots or [Path(vllm.__file__).parent]:
+        _takes_every_call(root)
+
+
+def _takes_every_call(root: Path) -> None:
     text = (root / "v1" / "kv_offload" / "cpu" / "policies" / "base.py").read_text()
     (base,) = (
         node

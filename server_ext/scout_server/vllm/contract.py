@@ -39,6 +39,7 @@ _BLOCK = ("v1.core.kv_cache_utils", "KVCacheBlock")
 _POOL = ("v1.core.block_pool", "BlockPool")
 _SCHEDULER = ("v1.core.sched.scheduler", "Scheduler")
 _REQUEST = ("v1.request", "Request")
+_WAITING = ("v1.core.sched.request_queue", "RequestQueue")
 _STATUS = ("v1.request", "RequestStatus")
 
 CONTRACT: tuple[Probe, ...] = (
@@ -75,7 +76,17 @@ CONTRACT: tuple[Probe, ...] = (
     Probe(*_SCHEDULER, "requests"),
     Probe(*_SCHEDULER, "kv_cache_manager"),
     Probe(*_SCHEDULER, "vllm_config"),
+    Probe(*_SCHEDULER, "waiting"),
+    Probe(*_SCHEDULER, "policy"),
+    Probe(*_WAITING, "add_request", ("request",)),
+    Probe(*_WAITING, "pop_request", ()),
+    Probe(*_WAITING, "peek_request", ()),
+    Probe(*_WAITING, "prepend_request", ("request",)),
+    Probe(*_WAITING, "prepend_requests", ("requests",)),
+    Probe(*_WAITING, "remove_request", ("request",)),
+    Probe(*_WAITING, "remove_requests", ("requests",)),
     Probe(*_REQUEST, "request_id"),
+    Probe(*_REQUEST, "arrival_time"),
     Probe(*_REQUEST, "block_hashes"),
     Probe(*_REQUEST, "num_prompt_tokens"),
     Probe(*_REQUEST, "num_output_tokens"),
