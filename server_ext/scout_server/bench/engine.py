@@ -22,6 +22,10 @@ __all__ = ["engine"]
 
 ARMS: Mapping[str, tuple[str, ...]] = {
     "stock": ("--scout-off",),
+    "ttl": (
+        "--scout-off", "--scheduler-cls", "scout_server.bench.ttl.TtlScheduler",
+        "--middleware", "scout_server.vllm.ScoutMiddleware",
+    ),
     "scout": (),
     "prefetch": (
         "--set", "prefetch.enabled=true", "--set", "prefetch.chunk_tokens=192",
@@ -31,6 +35,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
 _BENCHMARKS = ("gsm8k", "mt-bench", "gaia", "swe-bench")
 _LEARNING = 2  # as many sessions as in a repetition are learnt from before
 _QUICK = ("gaia", "swe-bench", "idle-gaps", "random")
+_QUICK_ARMS = ("stock", "scout", "prefetch")
 _SMALL = 0.85  # stock hit rate up to which a gain is required
 
 
@@ -75,7 +80,7 @@ def engine(
     """Run multi-agent programs on vLLM with a small model: stock, Scout, Scout with prefetch."""
     plan = _Plan(
         workloads=_chosen("workload", workload or (_QUICK if quick else None), SHAPES),
-        arms=_chosen("arm", arm, ARMS),
+        arms=_chosen("arm", arm or (_QUICK_ARMS if quick else None), ARMS),
         repetitions=repetitions or (1 if quick else 3),
         share=share or (0.5 if quick else 1.0),
         gaps=0.6 if quick else 1.0,
@@ -95,8 +100,6 @@ def engine(
             for a, of_arm in arms.items()
         ],
         "ratios": _ratios(runs),
-        "not run": "TTL (Continuum-like): the core has no such order of eviction; "
-        "`scout bench retention` compares it off the engine",
     }
     emit(Console(), command_line(), seed, results, _targets(runs), json_output)
 
@@ -134,7 +137,7 @@ async def _measure(plan: _Plan, bar: Progress) -> dict[str, dict[str, list[Run]]
             used = [
                 server
                 for server in servers
-                if name in _BENCHMARKS or server.name != "stock" or len(servers) == 1
+                if name in _BENCHMARKS or server.name in ("scout", "prefetch") or len(servers) == 1
             ]
             runs[name] = {server.name: [] for server in used}
             bar.update(shown, description=f"{name}: learning")
