@@ -1,8 +1,10 @@
 """`scout bench engine`: its programs, its arms and its figures, without an engine."""
 
 import pytest
+from typer.testing import CliRunner
 
 from scout_sdk import ConfigError, Hints
+from scout_server.bench import bench_app
 from scout_server.bench.engine import ARMS, _chosen, _ratios, _targets
 from scout_server.bench.enginerun import Run
 from scout_server.bench.programs import SHAPES, make_sessions
@@ -124,3 +126,13 @@ def test_the_ttl_arm_keeps_what_was_just_used_until_its_time_is_over():
     assert set(list(core.order)[:10]) == set(range(10, 20))
     core.tick(now=20.0)
     assert set(list(core.order)[:10]) == set(range(10))
+
+
+def test_the_command_takes_its_own_defaults():
+    """
+    The quick form gets as far as looking for the model.
+    """
+    outcome = CliRunner().invoke(bench_app, ["engine", "--quick", "--model", "nowhere"])
+
+    assert isinstance(outcome.exception, ConfigError)
+    assert "no model in nowhere" in str(outcome.exception)

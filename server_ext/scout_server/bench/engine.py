@@ -71,7 +71,7 @@ def engine(
         float | None, typer.Option(min=0.1, max=10, help="Of each workload's sessions.")
     ] = None,
     blocks: Annotated[
-        int, typer.Option(min=100, max=100000, help="KV blocks of 32 tokens of each server.")
+        int, typer.Option(min=82, max=100000, help="KV blocks of 32 tokens of each server.")
     ] = 96,
     model: Annotated[Path | None, typer.Option(help="Folder of SmolLM2.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the programs.")] = 0,
