@@ -31,6 +31,7 @@ class TtlScoring(Scoring):
 
     def renew(self, tenants: Iterable[Tenant], now: float, *, force: bool = False) -> bool:
         """Let go what is over its time; return whether it was time to look."""
+        self._order.scout = True  # whatever else decides: this arm has one order
         if self._renewed is not None and now - self._renewed < _PAUSE_S and not force:
             return False
         self._renewed = now
@@ -68,9 +69,8 @@ class TtlScoring(Scoring):
 
 def keep_by_time(core: PolicyCore, *, ttl_s: float = TTL_S) -> None:
     """Make *core* order by time to live instead of by Scout's scores."""
-    core.settings = replace(core.settings, duel=False, min_predictability=0.0)
+    core.settings = replace(core.settings, duel=False)
     core.scoring = TtlScoring(core.scoring, ttl_s=ttl_s)
-    core.order.scout = True
 
 
 class TtlScheduler:
