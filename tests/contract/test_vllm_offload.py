@@ -303,11 +303,12 @@ class ByTheScores(RuleBasedStateMachine):
 
         if key in self.chunks or len(self.chunks) == CAPACITY:
             return
-        self.policy.on_store_miss([key], self._context(key))
+        asking = self._context(key)
+        self.policy.on_store_miss([key], asking)
         self.use += 1
         self.chunks[key] = ChunkStatus(0)
         self.uses[key] = self.use
-        self.policy.insert(key, self.chunks[key])
+        self.policy.insert(key, self.chunks[key], asking)
 
     @rule(data=st.data())
     @precondition(lambda self: self.chunks)
@@ -372,7 +373,7 @@ def fill(policy: Any, chunks: int) -> None:
     from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
     for at in range(chunks):
-        policy.insert(KEYS[at], ChunkStatus(at))
+        policy.insert(KEYS[at], ChunkStatus(at), context("fill"))
         policy.get(KEYS[at]).ref_cnt = 0
         policy.mark_evictable(KEYS[at])
 
