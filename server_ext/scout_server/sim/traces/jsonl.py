@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Literal, TextIO, cast
 
 from scout_sdk._errors import ScoutError
+from scout_sdk._trace import header_line, program_line
 from scout_server.sim.traces.records import (
     FORMAT_VERSION,
     HashScope,
@@ -293,56 +294,11 @@ def _parse(line: str, fail: Callable[[str, str], TraceError]) -> object:
     return value
 
 
-def _turn_object(turn: Turn, index: int) -> dict[str, object]:
-    raw: dict[str, object] = {"in": turn.input_tokens, "out": turn.output_tokens}
-    default_parents = (index - 1,) if index else ()
-    optional: tuple[tuple[str, object, object], ...] = (
-        ("agent", turn.agent, None),
-        ("session", turn.session, ""),
-        ("hash_runs", [list(run) for run in turn.hash_runs], []),
-        ("parents", list(turn.parents), list(default_parents)),
-        ("gap_s", round(turn.gap_s, 6), 0.0),
-        ("gap_censored", turn.gap_censored, False),
-        ("tool", turn.tool, None),
-        ("tool_expected_s", turn.tool_expected_s, None),
-        ("calls_tool", turn.calls_tool, None),
-        ("service_s", turn.service_s, None),
-        ("hit_tokens", turn.hit_tokens, None),
-    )
-    raw.update({name: value for name, value, default in optional if value != default})
-    return raw
-
-
-def program_line(program: Program) -> str:
-    """Return the line of *program*, without the newline; fields at their default are left out."""
-    raw: dict[str, object] = {
-        "program": program.program,
-        "arrival_s": round(program.arrival_s, 6),
-    }
-    if program.tenant:
-        raw["tenant"] = program.tenant
-    if program.workflow:
-        raw["workflow"] = program.workflow
-    if program.aborted:
-        raw["aborted"] = True
-    raw["turns"] = [_turn_object(turn, index) for index, turn in enumerate(program.turns)]
-    return json.dumps(raw, separators=(",", ":"))
-
-
 def write_trace(path: Path, info: TraceInfo, programs: Iterable[Program]) -> int:
     """Write a trace to *path*; return the number of programs."""
-    header = {
-        "scout_trace": FORMAT_VERSION,
-        "source": info.source,
-        "block_tokens": info.block_tokens,
-        "scope": info.scope.value,
-        "hashes": info.hashes.value,
-        "licence": info.licence,
-        "note": info.note,
-    }
     count = 0
     with open_text(path, "w") as out:
-        out.write(json.dumps(header, separators=(",", ":")) + "\n")
+        out.write(header_line(info) + "\n")
         for program in programs:
             out.write(program_line(program) + "\n")
             count += 1
