@@ -95,6 +95,19 @@ def cycle(agent: int) -> int:
     return (agent + 1) % AGENTS
 
 
+def warmed_up_to_a_request(world: World) -> None:
+    """Go on until a request of a warm-up has begun and is not done."""
+    for turn in range(1, 40):
+        world.ask(99, turn, turn % AGENTS, False)
+        world.now += 1.0
+        world.prefetch.poke()
+        if world.prefetch.request_id is not None:
+            world.driver.step()
+            if world.prefetch.request_id is not None:
+                return
+    raise AssertionError("no warm-up of more than one step")
+
+
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -139,17 +152,12 @@ def test_a_user_waits_for_one_step_at_most(lab: Any, runner: Any, asynchronous: 
     world = World(lab, runner, ON, asynchronous=asynchronous)
     world.run(4, cycle, lambda: 1.5)
     cancelled = world.prefetch.planner.counters.cancelled
-    for turn, agent in enumerate((0, 1, 2, 3), start=1):
-        world.ask(99, turn, agent, False)
-        world.now += 1.0
-        world.prefetch.poke()
-        if world.scheduler.requests:
-            world.step()
-    assert world.prefetch.request_id is not None
-    world.ask(99, 9, 5, True)
+    warmed_up_to_a_request(world)
+    world.ask(99, 50, 5, True)
 
     assert max(world.late) <= (1 if asynchronous else 0)
-    assert world.prefetch.planner.counters.cancelled > cancelled
+    assert world.prefetch.planner.counters.cancelled == cancelled + 1
+    assert world.prefetch.contended == 0
     world.driver.drain()
     assert world.scheduler.scout.queue.num_free_blocks == 139
     assert not world.scheduler.requests
@@ -193,14 +201,7 @@ def test_a_reset_of_the_cache_is_not_held_up(lab: Any, runner: Any) -> None:
     """
     world = World(lab, runner, ON)
     world.run(4, cycle, lambda: 1.5)
-    for turn in range(1, AGENTS):
-        world.ask(50, turn, turn - 1, False)
-        world.now += 0.5
-        world.prefetch.poke()
-        if world.prefetch.request_id is not None:
-            break
-    assert world.prefetch.request_id is not None
-    world.step()
+    warmed_up_to_a_request(world)
 
     assert world.scheduler.reset_prefix_cache()
     assert not world.scheduler.requests
