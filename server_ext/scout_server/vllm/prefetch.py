@@ -28,7 +28,7 @@ __all__ = ["Engine", "Prefetch", "keep_warm"]
 _log = logging.getLogger(f"vllm.{__name__}")  # so that vLLM's log settings apply
 
 _MAX_TOKENS = 4_000_000  # token ids of anchors kept, all agents together
-_SOON_S, _LATER_S, _ASLEEP_S = 0.05, 0.2, 1.0  # when to ask again: idle soon, refused, no session
+_SOON_S, _LATER_S, _ASLEEP_S = 0.05, 0.1, 0.5  # when to ask again: idle soon, refused, no session
 
 
 class Engine(Protocol):
