@@ -387,7 +387,11 @@ def request_like(request: PromptRequest) -> tuple[object, ...] | None:
     return (request.lora_request, request.cache_salt, request._block_hasher)
 
 
-async def keep_warm(ask: Callable[[], Awaitable[float | None]]) -> None:
+async def keep_warm(
+    ask: Callable[[], Awaitable[float | None]],
+    *,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
     """
     Ask the engines again and again whether a warm-up is worth it, when they want to be asked.
 
@@ -395,6 +399,6 @@ async def keep_warm(ask: Callable[[], Awaitable[float | None]]) -> None:
     """
     pause = _ASLEEP_S
     while True:
-        await asyncio.sleep(pause)
+        await sleep(pause)
         seconds = await ask()
         pause = 10 * _ASLEEP_S if seconds is None else min(max(seconds, 0.02), 60.0)
