@@ -10,7 +10,7 @@ from scout_server.vllm.prefetch import keep_warm
 from scout_server.vllm.utility import answer
 
 
-class _Over(Exception):
+class _OverError(Exception):
     """The clock was stopped."""
 
 
@@ -21,12 +21,12 @@ def _pauses(answers):
     async def sleep(seconds):
         pauses.append(seconds)
         if len(pauses) > len(answers):
-            raise _Over
+            raise _OverError
 
     async def ask():
         return left.pop(0)
 
-    with pytest.raises(_Over):
+    with pytest.raises(_OverError):
         asyncio.run(keep_warm(ask, sleep=sleep))
     return pauses[1:]
 
