@@ -361,12 +361,12 @@ def test_tool_calls_and_learnt_state(tiny: Path, tmp_path: Path) -> None:
                 Hints(session=f"s{number}", agent="planner"),
                 **called,
                 stream=stream,
-                max_tokens=64,
+                max_tokens=256,
                 ignore_eos=False,
                 vllm_xargs={"scout_tenant": "victim"},
             )
             assert answer.status_code == 200, answer.text
-            assert "sleep 5" in answer.text
+            assert "sleep 5" in answer.text, answer.text
         deadline = time.monotonic() + 20
         while state(client)["endings"] != {"used": 2} and time.monotonic() < deadline:
             time.sleep(0.1)
