@@ -131,6 +131,10 @@ def serve(
     file: Annotated[
         Path | None, typer.Option("--config", help="Configuration file; default: SCOUT_CONFIG.")
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Write a trace of what is served (no text: counts, block numbers)."),
+    ] = None,
     values: Annotated[
         list[str] | None,
         typer.Option("--set", help="One setting, as section.name=value; see `scout config`."),
@@ -142,13 +146,15 @@ def serve(
     if embedded:
         if model is not None or ctx.args:
             fail(f"--embedded takes no model and no arguments of vLLM: {[model, *ctx.args]}")
-        serve_embedded(values or (), file=file, host=host, port=port, scout_off=scout_off)
+        serve_embedded(
+            values or (), file=file, host=host, port=port, scout_off=scout_off, record=record
+        )
     elif model is None:
         fail("name a model, or say --embedded")
     else:
         where = [("--host", host), ("--port", port)]
         args = [*ctx.args, *(part for flag, v in where if v is not None for part in (flag, str(v)))]
-        serve_vllm(model, args, values or (), file=file, scout_off=scout_off)
+        serve_vllm(model, args, values or (), file=file, scout_off=scout_off, record=record)
 
 
 @app.command(epilog="Example: scout config --file scout.yaml")

@@ -57,6 +57,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("tenancy", "scout_server.tenancy:TenancySettings"),
     Section("ingress", "scout_server.ingress.settings:IngressSettings"),
     Section("snapshot", "scout_server.snapshot:SnapshotSettings"),
+    Section("record", "scout_server.recording:RecordSettings"),
     Section("embedded", "scout_server.embedded.settings:EmbeddedSettings"),
     Section("vllm", "scout_server.vllm.settings:VllmSettings"),
     Section("gateway", "scout_server.gateway.settings:GatewaySettings"),

@@ -43,7 +43,13 @@ def parse_values(values: Sequence[str]) -> dict[str, object]:
 
 
 def serve_vllm(
-    model: str, args: Sequence[str], values: Sequence[str], *, file: Path | None, scout_off: bool
+    model: str,
+    args: Sequence[str],
+    values: Sequence[str],
+    *,
+    file: Path | None,
+    scout_off: bool,
+    record: Path | None = None,
 ) -> NoReturn:
     """Become vLLM serving *model* with Scout in it; does not return."""
     from scout_server.vllm.launch import build_command, support_notice
@@ -51,7 +57,10 @@ def serve_vllm(
 
     arguments, additional = _additional_config(args)
     document = additional.get(ADDITIONAL_CONFIG_KEY)
+    if record is not None and scout_off:
+        raise ConfigError("--record is Scout's: it does not go with --scout-off on vLLM")
     merged = merge(document if isinstance(document, dict) else {}, parse_values(values))
+    merged = merge(merged, _record(record))
     load(merged, path=file)
     if merged:
         additional[ADDITIONAL_CONFIG_KEY] = merged
@@ -73,12 +82,14 @@ def serve_embedded(
     host: str | None,
     port: int | None,
     scout_off: bool,
+    record: Path | None = None,
 ) -> None:
     """Run the embedded engine until it is stopped."""
     from scout_server.embedded.launch import serve
     from scout_server.embedded.settings import EmbeddedSettings
     from scout_server.ingress.settings import IngressSettings
     from scout_server.policy.runtime import PolicySettings
+    from scout_server.recording import RecordSettings
     from scout_server.snapshot import SnapshotSettings
     from scout_server.tenancy import TenancySettings
 
@@ -89,7 +100,8 @@ def serve_embedded(
         own["port"] = port
     if scout_off:
         own["policy"] = "lru"
-    settings = load(merge(parse_values(values), {"embedded": own}), path=file)
+    document: dict[str, object] = {"embedded": own, **_record(record)}
+    settings = load(merge(parse_values(values), document), path=file)
     engine = settings.of(EmbeddedSettings)
     if engine.port:
         host = f"[{engine.host}]" if ":" in engine.host else engine.host
@@ -101,7 +113,13 @@ def serve_embedded(
         settings.of(TenancySettings),
         settings.of(IngressSettings),
         settings.of(SnapshotSettings),
+        settings.of(RecordSettings),
     )
+
+
+def _record(path: Path | None) -> dict[str, object]:
+    """Return the settings that make a server write a trace to *path*; it may change folders."""
+    return {} if path is None else {"record": {"file": str(path.absolute())}}
 
 
 def _additional_config(args: Sequence[str]) -> tuple[list[str], dict[str, object]]:

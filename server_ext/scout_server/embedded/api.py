@@ -25,6 +25,7 @@ from scout_server.embedded.settings import EmbeddedSettings
 from scout_server.ingress import EventDesk, IngressSettings, RequestReader, expected_tools
 from scout_server.ingress.settings import features
 from scout_server.policy.runtime import PolicySettings
+from scout_server.recording import RecordSettings, recorder_of
 from scout_server.snapshot import SnapshotSettings
 from scout_server.tenancy import TenancySettings
 
@@ -40,6 +41,7 @@ def make_app(
     tenancy: TenancySettings | None = None,
     ingress: IngressSettings | None = None,
     snapshots: SnapshotSettings | None = None,
+    record: RecordSettings | None = None,
     *,
     engine: Engine | None = None,
 ) -> Starlette:
@@ -51,6 +53,11 @@ def make_app(
     if engine is None:
         engine = Engine(settings, policy)
     api = _Api(engine, tenancy or TenancySettings(), ingress or IngressSettings())
+
+    if record is not None:
+        engine.recorder = recorder_of(
+            record, source="scout embedded engine", block_tokens=engine.settings.block_tokens
+        )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

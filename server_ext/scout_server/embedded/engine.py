@@ -15,6 +15,7 @@ from scout_server.embedded.script import Reply
 from scout_server.embedded.settings import EmbeddedSettings
 from scout_server.policy.facts import Finish
 from scout_server.policy.runtime import PolicySettings
+from scout_server.recording import Recorder
 from scout_server.replica.hashing import block_hashes
 from scout_server.replica.replica import Replica, RequestTooLargeError
 from scout_server.replica.request import Request
@@ -97,6 +98,8 @@ class Engine:
         """Told the seconds from a request's arrival to its first token."""
         self.on_finish: Callable[[Request], None] = _nobody_
         """Told of every request that ended with a reply."""
+        self.recorder: Recorder | None = None
+        """Told of every request, if there is one."""
         self._keeper: Keeper | None = None
         self._before: list[Counters] = []
         self.replica = self._replica(policy)
@@ -126,6 +129,8 @@ class Engine:
             return {}
         try:
             now = self._catch_up()
+            if self.recorder is not None:
+                self.recorder.tick(now=now)
             if self._keeper is not None:
                 self._keeper.tick(now=now)  # an idle engine makes no steps
             state = self.replica.core.state(now=now)
@@ -182,6 +187,16 @@ class Engine:
         except Exception as error:
             self._fault(error)
             raise ApiError("the engine had a fault; try again", status=503) from error
+        if self.recorder is not None:
+            self.recorder.arrive(
+                request.request_id,
+                assignment,
+                hints,
+                request.hashes[: request.prompt_tokens // self.settings.block_tokens],
+                prompt_tokens=request.prompt_tokens,
+                tenant=tenant,
+                now=now,
+            )
         known = assignment.agent is not None or assignment.session is not None
         self.arrivals[
             ("hint" if assignment.from_hint else "fingerprint") if known else "unknown"
@@ -204,6 +219,8 @@ class Engine:
 
     def event(self, event: SessionEvent, *, tenant: str = "") -> None:
         """Take an event of the side channel; it never fails."""
+        if self.recorder is not None:
+            self.recorder.event(event, tenant=tenant, now=self.now())
         try:
             self.replica.event(event, self._catch_up(), tenant=tenant)
             self.events["accepted"] += 1
@@ -224,6 +241,9 @@ class Engine:
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None
 
     def _catch_up(self) -> float:
         """Make every step that is due, so that the replica may be told something; return now."""
@@ -249,6 +269,8 @@ class Engine:
             due = self.replica.next_event_time()
         if self._keeper is not None:
             self._keeper.tick(now=self.now())
+        if self.recorder is not None:
+            self.recorder.tick(now=self.now())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -267,10 +289,23 @@ class Engine:
         for request in result.finished:
             self.finishes[request.finish.value] += 1
             self.on_finish(request)
+            self._recorded(request, request.finish, result.time)
 
     def _end(self, generation: Generation, finish: Finish) -> None:
         self.finishes[finish.value] += 1
         generation.notify(generation.produced, finish)
+        self._recorded(generation.request, finish, self.now())
+
+    def _recorded(self, request: Request, finish: Finish, now: float) -> None:
+        if self.recorder is not None:
+            self.recorder.finish(
+                request.request_id,
+                finish,
+                output_tokens=request.generated,
+                cached_tokens=request.cached_tokens,
+                tools=() if finish is Finish.ABORT else request.tools,
+                now=now,
+            )
 
     def _end_all(self, error: ApiError) -> None:
         for request in list(self.replica.requests):

@@ -17,6 +17,7 @@ from scout_server.embedded.engine import Engine
 from scout_server.embedded.settings import EmbeddedSettings
 from scout_server.ingress import IngressSettings
 from scout_server.policy.runtime import PolicySettings
+from scout_server.recording import RecordSettings
 from scout_server.snapshot import SnapshotSettings
 from scout_server.tenancy import TenancySettings
 
@@ -31,9 +32,10 @@ def app(
     tenancy: TenancySettings | None = None,
     ingress: IngressSettings | None = None,
     snapshots: SnapshotSettings | None = None,
+    record: RecordSettings | None = None,
 ) -> Starlette:
     """Return the embedded engine as an ASGI application."""
-    return make_app(settings or EmbeddedSettings(), policy, tenancy, ingress, snapshots)
+    return make_app(settings or EmbeddedSettings(), policy, tenancy, ingress, snapshots, record)
 
 
 def configured(document: Mapping[str, object]) -> Starlette:
@@ -45,6 +47,7 @@ def configured(document: Mapping[str, object]) -> Starlette:
         loaded.of(TenancySettings),
         loaded.of(IngressSettings),
         loaded.of(SnapshotSettings),
+        loaded.of(RecordSettings),
     )
 
 
@@ -54,12 +57,13 @@ def serve(
     tenancy: TenancySettings | None = None,
     ingress: IngressSettings | None = None,
     snapshots: SnapshotSettings | None = None,
+    record: RecordSettings | None = None,
     *,
     log_level: str = "info",
 ) -> None:
     """Serve until the process is told to stop; ConfigError when the address cannot be had."""
     listening = _listen(settings.host, settings.port)
-    application = make_app(settings, policy, tenancy, ingress, snapshots)
+    application = make_app(settings, policy, tenancy, ingress, snapshots, record)
     server = uvicorn.Server(_config(application, log_level))
     server.run(sockets=[listening])
 
@@ -81,6 +85,7 @@ def running_server(
     tenancy: TenancySettings | None = None,
     ingress: IngressSettings | None = None,
     snapshots: SnapshotSettings | None = None,
+    record: RecordSettings | None = None,
     *,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Iterator[RunningServer]:
@@ -90,7 +95,7 @@ def running_server(
     *wrap* may put middleware around the application.
     """
     settings = EmbeddedSettings() if settings is None else settings
-    application = make_app(settings, policy, tenancy, ingress, snapshots)
+    application = make_app(settings, policy, tenancy, ingress, snapshots, record)
     listening = _listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     server = _Server(_config(wrap(application), "warning"))

@@ -17,6 +17,7 @@ from scout_server.policy import (
     RequestFacts,
     Segment,
 )
+from scout_server.recording import Recorder
 from scout_server.snapshot import Keeper, SnapshotSettings, keeper_of
 from scout_server.vllm.breaker import Breaker
 from scout_server.vllm.engine import Coordinator, Pool, PromptRequest
@@ -94,6 +95,8 @@ class Bridge:
         """Prompt tokens of users' requests that ended, and how many of them were in the cache."""
         self.prefetch: Prefetch | None = None
         """Set by the scheduler that can run warm-ups."""
+        self.recorder: Recorder | None = None
+        """Told of every user's request, if there is one; it never raises."""
         self.programs = Programs(settings.max_sessions)
         """What an order of the waiting queue may know."""
         pool.free_block_queue = self.queue
@@ -127,6 +130,16 @@ class Bridge:
                 request.num_prompt_tokens,
                 self.clock(),
             )
+            if self.recorder is not None:
+                self.recorder.arrive(
+                    request.request_id,
+                    assignment,
+                    _hints(request),
+                    request.block_hashes,
+                    prompt_tokens=request.num_prompt_tokens,
+                    tenant=origin.tenant,
+                    now=self.clock(),
+                )
             if self.prefetch is not None:
                 self.prefetch.arrived(request, assignment, origin.tenant)
         except Exception as error:
@@ -149,6 +162,8 @@ class Bridge:
                 self._hold()
             if self._keeper is not None:
                 self._keeper.tick(now=self.clock())
+            if self.recorder is not None:
+                self.recorder.tick(now=self.clock())
         except Exception as error:
             self.breaker.trip("tick", error)
 
@@ -198,6 +213,14 @@ class Bridge:
                     self.tokens["cached"] += cached
                 computed = request.num_prompt_tokens + request.num_output_tokens - (cached or 0)
                 self.programs.ended(request.request_id, 0 if cached is None else computed)
+            if self.recorder is not None:
+                self.recorder.finish(
+                    request.request_id,
+                    finish,
+                    output_tokens=request.num_output_tokens,
+                    cached_tokens=cached,
+                    now=self.clock(),
+                )
             self.finishes[finish.value] += 1
             self.core.finish(
                 FinishFacts(
@@ -216,6 +239,8 @@ class Bridge:
         if self.breaker.open:
             return
         try:
+            if self.recorder is not None:
+                self.recorder.event(event, tenant=tenant, now=self.clock())
             if self.core.knows(event.session, tenant=tenant):
                 self.core.event(event, tenant=tenant, now=self.clock())
                 self.events["accepted"] += 1
@@ -232,6 +257,8 @@ class Bridge:
         if request_id is None or self.breaker.open:
             return
         try:
+            if self.recorder is not None:
+                self.recorder.tools(request_id, tools)
             used = self.core.tools(request_id, finish, tools, now=self.clock())
             self.endings["used" if used else "late"] += 1
         except Exception as error:
@@ -247,6 +274,8 @@ class Bridge:
         if self._keeper is not None and not self.breaker.open:
             self._keeper.close()
         self._keeper = None
+        if self.recorder is not None:
+            self.recorder.close()
 
     def forget(self) -> None:
         """The engine dropped everything it had cached."""

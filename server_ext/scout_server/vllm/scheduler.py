@@ -9,6 +9,7 @@ from scout_sdk import ConfigError
 from scout_server.config import load
 from scout_server.policy import PolicySettings
 from scout_server.policy.prefetch import PrefetchSettings
+from scout_server.recording import RecordSettings, recorder_of
 from scout_server.snapshot import SnapshotSettings
 from scout_server.vllm import _compat
 from scout_server.vllm.bridge import Bridge
@@ -47,6 +48,12 @@ class _Retention(_Plain):  # type: ignore[misc]
                 self.scout = bridge
                 rank = _compat.data_parallel_rank(self.vllm_config)
                 self.scout.keep(settings.of(SnapshotSettings), rank=rank)
+                bridge.recorder = recorder_of(
+                    settings.of(RecordSettings),
+                    source=f"vLLM {_compat.installed_version()}",
+                    block_tokens=manager.block_pool.hash_block_size,
+                    rank=rank,
+                )
                 bridge.prefetch = Prefetch(
                     _Engine(self),
                     bridge.core,
