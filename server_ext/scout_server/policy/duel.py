@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 __all__ = ["Duel", "ShadowCache"]
 
 Part = tuple[int, int]  # group, blocks
+_WATCHED = 512  # groups that shadows hold; of more, every other one is watched
+_LEAST = 512  # blocks that a shadow has at least before it is halved
 
 
 class ShadowCache:
@@ -25,9 +27,21 @@ class ShadowCache:
         self._place: dict[int, int] = {}
         self._sequence = 0
 
+    def __len__(self) -> int:
+        """Return how many groups it holds."""
+        return len(self._held)
+
     def rescored(self) -> None:
         """Take note that all scores may have changed."""
         self._heap = []
+
+    def halve(self, kept: Callable[[int], bool]) -> None:
+        """Go on with half the capacity and those groups that are *kept*."""
+        self.capacity = max(1, self.capacity // 2)
+        for group in [group for group in self._held if not kept(group)]:
+            self._size -= self._held.pop(group)
+        self._heap = []
+        self._evict(self._size - self.capacity)
 
     def step(self, parts: Sequence[Part], final: Sequence[Part]) -> int:
         """Return the hits of a request for *parts*, head first, that ends up as *final*."""
@@ -117,6 +131,10 @@ class Duel:
     All run in shadow over the same requests; their hits above LRU's fade with a half-life counted
     in requests. Following the best of several experts costs little when they are equal and bounds
     the loss when one fails.
+
+    A pool of many groups is watched through a sample of them, in shadows that are as much smaller
+    (spatial sampling after SHARDS, Waldspurger and others, FAST 2015), so that a request costs the
+    same, or nothing, however large the pool is.
     """
 
     def __init__(
@@ -134,22 +152,37 @@ class Duel:
         self.requests = 0
         self.hits = dict.fromkeys(scores, 0)
         self.hits_lru = 0
+        self.sampled = 1
+        """One of how many groups is watched."""
         self.leader: str | None = None
         """The order to follow; None: the engine's."""
 
     def step(self, parts: Sequence[Part], final: Sequence[Part]) -> None:
         """Let all shadows serve one request."""
-        base = self.lru.step(parts, final)
         self.requests += 1
+        one_of = self.sampled
+        if one_of > 1:
+            parts = [part for part in parts if self._watched(part[0])]
+            final = [part for part in final if self._watched(part[0])]
+            if not final:
+                return
+        base = self.lru.step(parts, final) * one_of
         self.hits_lru += base
         best, leader = 0.0, None
         for name, shadow in self.ours.items():
-            hits = shadow.step(parts, final)
+            hits = shadow.step(parts, final) * one_of
             self.hits[name] += hits
             lead = self.leads[name] = self.leads[name] * self._fade + (hits - base)
             if lead > best:
                 best, leader = lead, name
         self.leader = leader
+        if len(self.lru) > _WATCHED and self.lru.capacity > _LEAST:
+            self.sampled *= 2
+            for each in (self.lru, *self.ours.values()):
+                each.halve(self._watched)
+
+    def _watched(self, group: int) -> bool:
+        return not (group * 0x9E3779B1 >> 12) & (self.sampled - 1)
 
     def rescored(self) -> None:
         """Take note that all scores may have changed."""

@@ -527,7 +527,8 @@ class PolicyCore:
         if request.total > start:
             final.append((request.chain.group, request.total - start))
         self.duel.step(parts, final)
-        predictable = self.predictability >= self.settings.min_predictability
+        bar = self.settings.min_predictability
+        predictable = any(each.transitions.regular >= bar for each in self._tenants.values())
         if self.settings.duel:
             leader = self.duel.leader
             self.order.scout = predictable and leader is not None

@@ -19,7 +19,8 @@ _MAX_CHAINS = 2048  # of their chains that are scored, the most recent sessions'
 _FOLLOWED = 64  # agents, the most recent ones, whose successors are followed
 _TYPICAL_AGE = 4  # renewals after which the scores of sessions that have just left are renewed
 _SECONDS = (1e-2, 1e-6)  # pause per renewal, and per session and agent: keeps scoring cheap
-_CELLS_PER_ARRIVAL = 256  # sessions and agents that a request may have scored anew
+_CELLS_PER_ARRIVAL = 64  # sessions times agents that one request may have scored anew
+_FREE_CELLS = 512  # that many may be scored anew with every request
 _IDLE_PAUSES = 8  # pauses after which scores are renewed however few requests came
 _HORIZON_S = (0.25, 36000.0)
 _LONGEST_PAUSE_S = 15.0
@@ -67,7 +68,7 @@ class Scoring:
         pause = max(min(self._share * self.horizon, _LONGEST_PAUSE_S), fixed + self._cells * each)
         if self._renewed is not None and not force:
             away = now - self._renewed
-            few = self.arrivals < self._cells // _CELLS_PER_ARRIVAL
+            few = self.arrivals < (self._cells - _FREE_CELLS) // _CELLS_PER_ARRIVAL
             if away < pause or (few and away < _IDLE_PAUSES * pause):
                 return False
         self.arrivals = 0

@@ -19,6 +19,7 @@ _ESCAPE = 1.0  # pseudo-counts of the shorter context
 _ESCAPE_KINDS = 0.25  # and per kind of successor seen: the more, the less is known
 _FADE = 0.99  # of an order's merit, per observation
 _STALE = 32  # observations after which every row is computed anew
+_EVEN = 1 / 16  # how fast the average that surprises do not move more than others follows
 _FAST, _SLOW = 0.25, 0.06  # how fast predictability falls, and how fast it rises
 
 Row = npt.NDArray[np.float64]
@@ -71,6 +72,7 @@ class Transitions:
         self.used = 0
         """The highest symbol seen so far; rows and matrices stop there."""
         self._loss = 1.0  # moving average of log loss over that of a uniform guess
+        self._even_loss = 1.0  # the same, without weighing surprises more
 
     # ---- learning --------------------------------------------------------------------------
 
@@ -123,6 +125,7 @@ class Transitions:
         relative = min(loss / math.log(self._known), 2.0)
         rate = _FAST if relative > self._loss else _SLOW
         self._loss += rate * (relative - self._loss)
+        self._even_loss += _EVEN * (relative - self._even_loss)
 
     def _add(self, row: int, then: int, weight: float) -> None:
         width = self.width
@@ -273,6 +276,11 @@ class Transitions:
     def predictability(self) -> float:
         """R in [0, 1]: 1 less the recent log loss over a uniform guess's; a surprise lowers it."""
         return min(1.0, max(0.0, 1.0 - self._loss))
+
+    @property
+    def regular(self) -> float:
+        """R as it was over some time, in [0, 1]; 1 while there is nothing to be told apart."""
+        return 1.0 if self._known < 2 else min(1.0, max(0.0, 1.0 - self._even_loss))
 
     def seen(self, symbol: int) -> float:
         """Return how often *symbol* followed anything."""
@@ -478,7 +486,7 @@ class Transitions:
             setattr(self, f"_{name}", array(mine.typecode, values))
         self.used = max((s for s, count in enumerate(self._zero) if count > 0), default=0)
         self._clock = int(str(state["clock"]))
-        self._loss = float(str(state["loss"]))
+        self._loss = self._even_loss = float(str(state["loss"]))
         merit = state["merit"]
         if not isinstance(merit, list) or len(merit) != 3:
             raise ValueError("field 'merit' of the snapshot is damaged")
