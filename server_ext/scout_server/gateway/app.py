@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from scout_sdk import _wire
 from scout_sdk._limits import MAX_EVENTS_BYTES
-from scout_server.gateway.nodes import Nodes
+from scout_server.gateway.nodes import Nodes, check_kv_events
 from scout_server.gateway.proxy import Proxy
 from scout_server.gateway.settings import GatewaySettings, node_addresses
 from scout_server.tao.pool import Pool
@@ -25,7 +25,8 @@ class Gateway:
     """One gateway: pool, nodes, proxy and the routes of its own."""
 
     def __init__(self, settings: GatewaySettings, tenancy: TenancySettings | None = None) -> None:
-        node_addresses(settings.nodes)  # wrong addresses fail here, before anything starts
+        # Wrong addresses fail here, before anything starts.
+        check_kv_events(node_addresses(settings.nodes).values())
         self.settings = settings
         self.tenancy = tenancy or TenancySettings()
         self.pool = Pool(settings)
@@ -44,7 +45,7 @@ class Gateway:
 
     async def reconfigure(self, settings: GatewaySettings) -> None:
         """Take new settings; streams and held requests go on. Address and worker stay."""
-        node_addresses(settings.nodes)
+        check_kv_events(node_addresses(settings.nodes).values())
         self.pool.engine.configure(settings.tao)
         self.settings = self.proxy.settings = self.pool.settings = settings
         await self.nodes.configure(settings)
@@ -97,7 +98,7 @@ class Gateway:
     async def state(self, request: Request) -> Response:
         """Return the condition of the gateway, without names of sessions."""
         ledger = self.pool.engine.ledger
-        nodes = {}
+        nodes: dict[str, dict[str, object]] = {}
         for node in ledger.nodes.values():
             tokens, requests = ledger.used(node.name)
             nodes[node.name] = {
@@ -109,6 +110,8 @@ class Gateway:
                 "running": requests,
                 "cache_rate": node.rate.value,
             }
+            if node.name in self.nodes.kv:
+                nodes[node.name]["kv_events"] = self.nodes.kv[node.name].counts()
         waiting, sessions = len(self.pool.engine.waiting), len(ledger.sessions)
         return JSONResponse({"nodes": nodes, "waiting": waiting, "sessions": sessions})
 

@@ -4,21 +4,39 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import aiohttp
 
+from scout_sdk import ConfigError
 from scout_sdk._wire import EVENTS_PATH
 from scout_server.gateway.settings import GatewaySettings, NodeAddress, node_addresses
 from scout_server.tao.headers import to_node
 from scout_server.tao.pool import Pool
 from scout_server.tao.telemetry import MAX_BYTES, NodeReport, read_metrics, read_state
 
-__all__ = ["Nodes"]
+if TYPE_CHECKING:
+    from scout_server.gateway.kv_events import KvEvents
+
+__all__ = ["Nodes", "check_kv_events"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_POSTS = 256
+_MAX_NAMES = 65_536
+
+
+def check_kv_events(addresses: Iterable[NodeAddress]) -> None:
+    """ConfigError when a node has KV events and what reads them is not installed."""
+    if not any(a.kv_events for a in addresses):
+        return
+    try:
+        from scout_server.gateway import kv_events  # noqa: F401
+    except ImportError as error:
+        msg = f"kv_events needs {error.name}: pip install 'scout-sdk[kv-events]'"
+        raise ConfigError(msg) from error
 
 
 class Nodes:
@@ -40,6 +58,11 @@ class Nodes:
         self._cache: dict[str, tuple[int, int]] = {}
         self._client: aiohttp.ClientSession | None = None
         self._posts: set[asyncio.Task[None]] = set()
+        self.kv: dict[str, KvEvents] = {}
+        """By node: the listener to its KV events."""
+        self._kv_tasks: dict[str, asyncio.Task[None]] = {}
+        self._names: OrderedDict[str, str | None] = OrderedDict()
+        """Session -> its tenant; None: several tenants have one of that name."""
         self._expecting: dict[str, set[asyncio.Timeout]] = {}
 
     @property
@@ -64,7 +87,7 @@ class Nodes:
 
     async def stop(self) -> None:
         """Stop looking and close every connection."""
-        tasks = [*self._tasks.values(), *self._posts]
+        tasks = [*self._tasks.values(), *self._posts, *self._kv_tasks.values()]
         for task in tasks:
             task.cancel()
         for task in tasks:
@@ -89,6 +112,7 @@ class Nodes:
                 self._set_drain(name)
         for address in added:
             self._look[address.name] = asyncio.Event()
+            self._listen(address)
         await asyncio.gather(*(self._first_look(a) for a in added))
         for address in added:
             self._tasks[address.name] = asyncio.create_task(self._watch(address))
@@ -102,9 +126,51 @@ class Nodes:
                 self.pool.engine.lose_node(name, forget=True)
                 del self.known[name]
                 self._drained.discard(name)
+                self._deaf(name)
                 task = self._tasks.pop(name, None)
                 if task is not None and task is not asyncio.current_task():
                     task.cancel()
+
+    # ---- KV events -------------------------------------------------------------------------
+
+    def _listen(self, address: NodeAddress) -> None:
+        """Start to listen to a node's KV events, where it has any."""
+        if address.kv_events is None:
+            return
+        from scout_server.gateway.kv_events import KvEvents
+
+        def changed(session: str, tokens: int, used: bool) -> None:
+            tenant = self._names.get(session)
+            if tenant is not None:
+                self.pool.observe_held(session, address.name, tokens, tenant=tenant, used=used)
+
+        events = self.kv[address.name] = KvEvents(
+            address.kv_events, replay=address.kv_replay, rank=address.rank, changed=changed
+        )
+        self._kv_tasks[address.name] = asyncio.create_task(events.run(), name="scout-kv-events")
+
+    def _deaf(self, name: str) -> None:
+        self.kv.pop(name, None)
+        task = self._kv_tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    def runs(self, session: str, tenant: str) -> None:
+        """Note whose a session is: engines name sessions without tenants."""
+        if not self.kv:
+            return
+        if self._names.setdefault(session, tenant) != tenant:
+            self._names[session] = None  # of whom the engine speaks cannot be told
+        self._names.move_to_end(session)
+        if len(self._names) > _MAX_NAMES:
+            self._names.popitem(last=False)
+
+    def held(self, name: str, session: str, tenant: str) -> int | None:
+        """Return the tokens that a node said it holds for a session; None: it did not say."""
+        events = self.kv.get(name)
+        if events is None or self._names.get(session) != tenant:
+            return None
+        return events.view.held(session)
 
     @contextlib.contextmanager
     def expecting(self, name: str, patience: asyncio.Timeout) -> Iterator[None]:
@@ -120,6 +186,8 @@ class Nodes:
         """Take a node as dead: what waits for its first byte is tried elsewhere."""
         logger.warning("scout: node %s is down", name)
         self.pool.engine.lose_node(name)
+        if name in self.kv:
+            self.kv[name].reset()
         now = asyncio.get_running_loop().time()
         for patience in list(self._expecting.get(name, ())):
             patience.reschedule(now)

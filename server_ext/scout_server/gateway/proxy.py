@@ -183,6 +183,7 @@ class Proxy:
         """Run an admitted turn on its node and give its room back, whatever happens."""
         usage = Usage()
         finished = False
+        self.nodes.runs(asked.session, asked.tenant)
         try:
             await self._send_on(
                 scope,
@@ -211,6 +212,7 @@ class Proxy:
                     prompt_tokens=prompt,
                     output_tokens=output if output is not None else usage.events,
                     cached_tokens=cached,
+                    held_tokens=self.nodes.held(node.name, asked.session, asked.tenant),
                     tools=[(tool, None) for tool in usage.tools],
                     final=asked.final,
                 )

@@ -22,6 +22,8 @@ class GatewaySettings:
     Servers: `http://HOST:PORT[/PATH]`, without `/v1`.
 
     `#ranks=N` at the end makes N nodes of one server's data-parallel ranks.
+    `#kv_events=tcp://HOST:PORT` names its publisher of KV events (extra `kv-events`), and
+    `&kv_replay=tcp://HOST:PORT` where lost ones are asked for; a rank adds itself to the port.
     """
     drain: tuple[str, ...] = ()
     """Servers of *nodes* that take no new turns; what runs there goes on."""
@@ -77,9 +79,18 @@ class NodeAddress:
     name: str
     url: str
     rank: int | None = None
+    kv_events: str | None = None
+    """Where it publishes its KV events."""
+    kv_replay: str | None = None
+    """Where it sends lost ones again."""
 
 
-_RANKS = re.compile(r"ranks=([1-9][0-9]{0,2})")
+_RANKS = re.compile(r"[1-9][0-9]{0,2}")
+_ENDPOINT = re.compile(r"(tcp://[^\s/&#]+:)([0-9]{1,5})|ipc://[^\s&#]+")
+_OPTIONS = (
+    "after # only ranks=1 to ranks=999, kv_events=tcp://HOST:PORT and kv_replay=tcp://HOST:PORT"
+    " are known, with & between"
+)
 
 
 def node_addresses(nodes: tuple[str, ...]) -> dict[str, NodeAddress]:
@@ -98,17 +109,43 @@ def node_addresses(nodes: tuple[str, ...]) -> dict[str, NodeAddress]:
             continue
         path = parts.path.rstrip("/")
         url = f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
-        ranks = _RANKS.fullmatch(parts.fragment)
-        if parts.fragment and ranks is None:
-            wrong.append(f"{text!r}: after # only ranks=1 to ranks=999 is known")
+        options = _options(parts.fragment)
+        if options is None:
+            wrong.append(f"{text!r}: {_OPTIONS}")
             continue
-        count = int(ranks.group(1)) if ranks else 0
+        count = int(options.get("ranks", 0))
         names = [f"{url}#rank={r}" for r in range(count)] or [url]
         for rank, name in enumerate(names):
             if name in found:
                 wrong.append(f"{text!r} is given twice")
                 break
-            found[name] = NodeAddress(name=name, url=url, rank=rank if count else None)
+            found[name] = NodeAddress(
+                name=name,
+                url=url,
+                rank=rank if count else None,
+                kv_events=_beside(options.get("kv_events"), rank),
+                kv_replay=_beside(options.get("kv_replay"), rank),
+            )
     if wrong:
         raise ConfigError("gateway nodes:\n" + "\n".join(f"- {line}" for line in wrong))
     return found
+
+
+def _options(fragment: str) -> dict[str, str] | None:
+    """Return what a node's address says after #; None when it is malformed."""
+    found: dict[str, str] = {}
+    for part in fragment.split("&") if fragment else ():
+        name, _, value = part.partition("=")
+        pattern = {"ranks": _RANKS, "kv_events": _ENDPOINT, "kv_replay": _ENDPOINT}.get(name)
+        if pattern is None or name in found or pattern.fullmatch(value) is None:
+            return None
+        found[name] = value
+    return None if "kv_replay" in found and "kv_events" not in found else found
+
+
+def _beside(endpoint: str | None, rank: int) -> str | None:
+    """Return a rank's endpoint: vLLM adds the rank to the port."""
+    parts = _ENDPOINT.fullmatch(endpoint) if endpoint is not None else None
+    if parts is None or parts.group(2) is None:
+        return endpoint
+    return f"{parts.group(1)}{int(parts.group(2)) + rank}"

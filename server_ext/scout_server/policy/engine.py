@@ -159,6 +159,13 @@ class TaoEngine:
         if session is not None and not session.running and not session.waiting:
             self.readiness.gap(name, tools, tenant=tenant, now=now)
 
+    def observe_held(
+        self, session: str, node: str, tokens: int, *, tenant: str = "", used: bool, now: float
+    ) -> None:
+        """A node said what it holds for a session, which *used* it just now, or lost some."""
+        if self.ledger.observe_held((tenant, session), node, tokens, used=used, now=now):
+            self.changed = True
+
     def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
         """Learn from the side channel; events of unknown sessions are ignored."""
         key = (tenant, event.session)

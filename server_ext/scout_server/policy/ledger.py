@@ -307,6 +307,28 @@ class Ledger:
             self.gaps[session.id] = session
         return booking
 
+    def observe_held(
+        self, key: tuple[str, str], node: str, tokens: int, *, used: bool, now: float
+    ) -> bool:
+        """
+        Take what a node itself says it holds for a session; False: one of them is unknown.
+
+        *used*: the session just used it, so that its age begins anew.
+        """
+        session, known = self.sessions.get(key), self.nodes.get(node)
+        if session is None or known is None or session.state is SessionState.FINISHED:
+            return False
+        old = session.residues.get(node)
+        if tokens <= 0:
+            session.residues.pop(node, None)
+        elif used or old is None:
+            session.residues[node] = Residue(tokens, now)
+        else:
+            session.residues[node] = Residue(min(tokens, old.tokens), old.seen)
+        if session.state is SessionState.TOOL and tokens > 0 and session.origin == node:
+            self.gaps[session.id] = session
+        return True
+
     def expire(self, *, now: float) -> list[str]:
         """Release requests whose lease ran out and forget silent sessions; return the requests."""
         late = [key for key, b in self.bookings.items() if b.lease <= now]

@@ -143,6 +143,7 @@ class Pool:
         prompt_tokens: int | None = None,
         output_tokens: int | None = None,
         cached_tokens: int | None = None,
+        held_tokens: int | None = None,
         tools: Sequence[tuple[str, float | None]] = (),
         final: bool = False,
     ) -> None:
@@ -155,6 +156,7 @@ class Pool:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             cached_tokens=cached_tokens,
+            held_tokens=held_tokens,
             tools=tools,
             final=final,
             now=self.clock(),
@@ -173,6 +175,13 @@ class Pool:
     def event(self, event: SessionEvent, *, tenant: str) -> None:
         """Learn from the side channel."""
         self.engine.event(event, tenant=tenant, now=self.clock())
+        self._kick.set()
+
+    def observe_held(
+        self, session: str, node: str, tokens: int, *, tenant: str, used: bool
+    ) -> None:
+        """A node said what it holds for a session."""
+        self.engine.observe_held(session, node, tokens, tenant=tenant, used=used, now=self.clock())
         self._kick.set()
 
     def kick(self) -> None:

@@ -119,6 +119,13 @@ class TracedEngine(TaoEngine):
         super().finish(key, **told)
         self._note("finish", key, **told)
 
+    def observe_held(
+        self, session: str, node: str, tokens: int, *, tenant: str = "", used: bool, now: float
+    ) -> None:
+        """A node said what it holds for a session."""
+        super().observe_held(session, node, tokens, tenant=tenant, used=used, now=now)
+        self._note("observe_held", session, node, tokens, tenant=tenant, used=used, now=now)
+
     def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
         """Learn from the side channel."""
         super().event(event, tenant=tenant, now=now)
