@@ -128,13 +128,11 @@ class KvEvents:
             context.term()
 
     async def _message(self, number: int, payload: bytes, context: zmq.asyncio.Context) -> None:
+        if number < self._next:  # the engine was started anew: its numbers never go back
+            self._restart(0)
         if number > self._next:
             self.gaps += self.batches > 0
             await self._catch_up(number, context)
-        if number < self._next:
-            if number != 0 and self._next - number <= self.replayed:
-                return  # it came by replay already
-            self._restart(number)  # the engine was started anew
         self._take(number, payload)
 
     def _take(self, number: int, payload: bytes) -> None:
