@@ -5,7 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 import pytest
@@ -573,3 +573,67 @@ async def test_anonymous_requests_leave_no_session(start: Start) -> None:
     s = await start()
     assert (await s.ask(None))[0] == 200
     assert not s.gateway.pool.engine.ledger.sessions
+
+
+async def test_a_held_stream_is_kept_alive_and_then_passes_byte_for_byte(start: Start) -> None:
+    """Comments come while a stream is held; what follows is what the node sends."""
+    setting = await start(1, slots=1, keep_alive_s=0.01)
+    node = setting.nodes[0]
+    node.gate = asyncio.Event()
+    first = asyncio.create_task(setting.ask("a"))
+    await until(lambda: bool(node.running))
+    held = setting.client.post(
+        setting.url + "/v1/chat/completions", json={"stream": True}, headers={"x-session-id": "b"}
+    )
+    async with held as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        assert await response.content.readexactly(16) == b": held\n\n: held\n\n"
+        node.gate.set()
+        assert (await first)[0] == 200
+        body = await response.content.readuntil(b'data: {"i": 0}\n\n')
+        node.gate.set()
+        body += await response.read()
+    comments, _, rest = body.rpartition(b": held\n\n")
+    assert comments.replace(b": held\n\n", b"") == b""
+    assert rest == b"".join(b'data: {"i": %d}\n\n' % i for i in range(5)) + b"data: [DONE]\n\n"
+
+
+async def test_what_is_no_stream_gets_no_comments(start: Start) -> None:
+    """A held request without `stream: true` waits in silence and is answered as ever."""
+    setting = await start(1, slots=1, keep_alive_s=0.001)
+    node = setting.nodes[0]
+    node.gate = asyncio.Event()
+    first = asyncio.create_task(setting.ask("a"))
+    await until(lambda: bool(node.running))
+    second = asyncio.create_task(setting.ask("b"))
+    await until(lambda: bool(setting.gateway.pool.engine.waiting))
+    await asyncio.sleep(0.02)
+    node.gate.set()
+    assert (await first)[0] == 200
+    assert json.loads((await second)[2])["usage"]["prompt_tokens"] == 100
+
+
+async def test_a_refusal_after_comments_is_an_event(start: Start) -> None:
+    """When a stream was kept alive, 429 and a node's own error come as its last event."""
+    setting = await start(1, slots=1, keep_alive_s=0.01, hold_timeout_s=0.1)
+    node = setting.nodes[0]
+    node.gate = asyncio.Event()
+    first = asyncio.create_task(setting.ask("a"))
+    await until(lambda: bool(node.running))
+    status, _, body = await setting.ask("b", stream=True)
+    assert status == 200
+    assert body.startswith(b": held\n\n")
+    assert json.loads(body.split(b"data: ")[1])["error"]["code"] == 429
+    await setting.gateway.reconfigure(
+        replace(setting.gateway.settings, hold_timeout_s=60.0, retries=0)
+    )
+    second = asyncio.create_task(setting.ask("c", stream=True))
+    await until(lambda: bool(setting.gateway.pool.engine.waiting))
+    await asyncio.sleep(0.05)
+    node.status = 400
+    node.gate.set()
+    await first
+    status, _, body = await second
+    assert status == 200
+    assert json.loads(body.split(b"data: ")[1])["error"]["message"] == "no"

@@ -1,6 +1,7 @@
 """`scout gateway`."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -115,4 +116,7 @@ async def serve(
 
     if reload is not None and hasattr(signal, "SIGHUP"):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+    # What was imported lives as long as we do: a full collection that walks it stops every stream.
+    gc.collect()
+    gc.freeze()
     await server.serve()

@@ -1,9 +1,10 @@
 """Passes requests to nodes byte for byte, holding turns until they have room."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import aiohttp
 from multidict import CIMultiDict
@@ -12,6 +13,7 @@ from yarl import URL
 
 from scout_sdk import HintOutcome
 from scout_server.gateway.nodes import Nodes
+from scout_server.gateway.reply import Reply, keeping_alive
 from scout_server.gateway.settings import GatewaySettings, NodeAddress
 from scout_server.tao.asgi import TooLargeError, answer, client_left, read_body
 from scout_server.tao.asked import TURN_PATHS, Asked, understand
@@ -27,19 +29,11 @@ logger = logging.getLogger(__name__)
 
 _RETRIED = frozenset({502, 503, 504})
 _RENEW_S = 10.0
+_MAX_LATE_ERROR = 1024 * 1024
 
 
 class _UnreachableError(Exception):
     """A node did not begin to answer; nothing was sent to the client yet."""
-
-
-@dataclass(slots=True)
-class _Reply:
-    """How far the answer to one client has come."""
-
-    send: Send
-    started: bool = False
-    status: int = 0
 
 
 class Proxy:
@@ -62,7 +56,7 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        reply = _Reply(send)
+        reply = Reply(send)
         try:
             body = await read_body(scope, receive, limit_bytes=self.settings.max_body_bytes)
         except TooLargeError:
@@ -93,17 +87,17 @@ class Proxy:
             else:
                 logger.error("scout: a request failed in the gateway", exc_info=fault)
                 self._count("fault")
-                await answer(send, 502, "the gateway failed", kind="server_error")
+                await reply.refuse(502, "the gateway failed", kind="server_error")
 
     # ---- one request -----------------------------------------------------------------------
 
-    async def _serve(self, scope: Scope, body: bytes, reply: _Reply) -> None:
+    async def _serve(self, scope: Scope, body: bytes, reply: Reply) -> None:
         if scope["method"] == "POST" and scope["path"] in TURN_PATHS:
             await self._turn_request(scope, body, reply)
         else:
             await self._plain_request(scope, body, reply)
 
-    async def _plain_request(self, scope: Scope, body: bytes, reply: _Reply) -> None:
+    async def _plain_request(self, scope: Scope, body: bytes, reply: Reply) -> None:
         """Pass a request that needs no KV room to a node that is up, each in turn."""
         if not scope["path"].startswith("/v1/"):  # servers have doors of their own elsewhere
             self._count("unknown-route")
@@ -124,7 +118,7 @@ class Proxy:
             return
         await self._no_node(reply)
 
-    async def _turn_request(self, scope: Scope, body: bytes, reply: _Reply) -> None:
+    async def _turn_request(self, scope: Scope, body: bytes, reply: Reply) -> None:
         """Hold a turn until it has room, then pass it on; try another node if one fails."""
         settings = self.settings
         asked = understand(
@@ -137,10 +131,12 @@ class Proxy:
         if asked.timeout_s is not None:
             left_s = min(left_s, 0.9 * asked.timeout_s)
         deadline = self.pool.clock() + left_s
+        every_s = settings.keep_alive_s if asked.stream else 0.0
         for attempt in range(settings.retries + 1):
             began = self.pool.clock()
             try:
-                name = await self.pool.acquire(turn, timeout_s=max(0.001, deadline - began))
+                async with keeping_alive(reply, every_s):
+                    name = await self.pool.acquire(turn, timeout_s=max(0.001, deadline - began))
             except PoolFullError:
                 await self._too_many(reply, "too many requests wait for room")
                 return
@@ -175,7 +171,7 @@ class Proxy:
         scope: Scope,
         body: bytes,
         node: NodeAddress,
-        reply: _Reply,
+        reply: Reply,
         asked: Asked,
         outcomes: dict[str, HintOutcome],
         attempt: int,
@@ -224,7 +220,7 @@ class Proxy:
         scope: Scope,
         body: bytes,
         node: NodeAddress,
-        reply: _Reply,
+        reply: Reply,
         *,
         tenant: str | None,
         outcomes: dict[str, HintOutcome],
@@ -277,7 +273,7 @@ class Proxy:
                     response = await self.nodes.client.request(
                         method, url, headers=headers, data=body, allow_redirects=False
                     )
-                    return response, await anext(aiter(response.content.iter_any()), b"")
+                    return response, await response.content.readany()
         except BaseException as error:
             if response is not None:
                 response.close()
@@ -289,20 +285,24 @@ class Proxy:
         self,
         response: aiohttp.ClientResponse,
         first: bytes,
-        reply: _Reply,
+        reply: Reply,
         outcomes: dict[str, HintOutcome],
         usage: Usage | None,
         alive: Callable[[], None] | None,
     ) -> None:
         outcome = merged_outcome(outcomes, response.headers.get("x-scout-outcome"))
         reply.started, reply.status = True, response.status
-        start: Message = {
-            "type": "http.response.start",
-            "status": response.status,
-            "headers": to_client(response.raw_headers, outcome=outcome),
-        }
-        await reply.send(start)
-        chunks = aiter(response.content.iter_any())
+        if not reply.kept_alive:
+            start: Message = {
+                "type": "http.response.start",
+                "status": response.status,
+                "headers": to_client(response.raw_headers, outcome=outcome),
+            }
+            await reply.send(start)
+        elif response.status >= 400:
+            await self._late_error(response, first, reply)
+            return
+        read = response.content.readany
         renew_at = self.pool.clock() + _RENEW_S
         chunk = first
         while chunk:
@@ -312,25 +312,37 @@ class Proxy:
             if alive is not None and self.pool.clock() >= renew_at:
                 renew_at = self.pool.clock() + _RENEW_S
                 alive()
-            chunk = await anext(chunks, b"")
+            chunk = await read()
         await reply.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _late_error(
+        self, response: aiohttp.ClientResponse, first: bytes, reply: Reply
+    ) -> None:
+        """Send a node's error as an event, after comments have promised an event stream."""
+        body = first
+        while len(body) <= _MAX_LATE_ERROR and (chunk := await response.content.readany()):
+            body += chunk
+        try:
+            text = json.dumps(json.loads(body))
+        except (ValueError, RecursionError):
+            message, kind = "the node answered an error", "server_error"
+            await reply.refuse(response.status, message, kind=kind)
+            return
+        event = b"data: " + text.encode() + b"\n\n"
+        await reply.send({"type": "http.response.body", "body": event, "more_body": False})
 
     # ---- refusals --------------------------------------------------------------------------
 
-    async def _too_many(self, reply: _Reply, message: str) -> None:
+    async def _too_many(self, reply: Reply, message: str) -> None:
         self._count("held-too-long")
-        reply.status = 429
         retry = str(self.settings.retry_after_s)
-        await answer(
-            reply.send, 429, message, kind="rate_limit_error", headers={"Retry-After": retry}
-        )
+        await reply.refuse(429, message, kind="rate_limit_error", headers={"Retry-After": retry})
 
-    async def _no_node(self, reply: _Reply) -> None:
+    async def _no_node(self, reply: Reply) -> None:
         self._count("no-node")
-        reply.status = 503
         retry = str(self.settings.retry_after_s)
-        await answer(
-            reply.send, 503, "no node answers", kind="server_error", headers={"Retry-After": retry}
+        await reply.refuse(
+            503, "no node answers", kind="server_error", headers={"Retry-After": retry}
         )
 
     def _count(self, outcome: str) -> None:

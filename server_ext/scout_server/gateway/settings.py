@@ -36,6 +36,9 @@ class GatewaySettings:
     hold_timeout_s: Annotated[float, Gt(0)] = 300.0
     """A request that waited this long for room is answered 429; the client's own timeout counts
     too, when it says one."""
+    keep_alive_s: Annotated[float, Ge(0)] = 0.0
+    """While a request with `stream: true` is held: time between comments that keep its connection
+    alive; 0 sends none. After the first one the status is 200, and a refusal is an event."""
     retry_after_s: Annotated[int, Ge(1)] = 5
     """What a 429 tells the client to wait."""
     retries: Annotated[int, Ge(0)] = 2

@@ -34,6 +34,8 @@ class Asked:
     """Output to expect."""
     timeout_s: float | None
     """How long the client waits; None: it does not say."""
+    stream: bool = False
+    """Whether it asks for an event stream."""
 
 
 def understand(
@@ -68,6 +70,7 @@ def understand(
         final=session is None or (hints is not None and hints.final),
         body_bytes=len(body),
         output_tokens=expected,
+        stream=document.get("stream") is True,
         timeout_s=_timeout(headers),
     )
 

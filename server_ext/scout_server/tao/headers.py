@@ -23,15 +23,18 @@ _HOP = frozenset(
 )
 
 
+_TO_NODE = _HOP | {"host", "content-length", "expect"}
+_TO_CLIENT = frozenset(name.encode() for name in _HOP)
+
+
 def _hops(pairs: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the names of headers that end at this hop."""
-    named = {
+    """Return the names of headers that the sender ends at this hop."""
+    return {
         token.strip().lower()
         for name, value in pairs
-        if name.lower() == "connection"
+        if len(name) == 10 and name.lower() == "connection"
         for token in value.split(",")
     }
-    return named | _HOP
 
 
 def to_node(
@@ -39,8 +42,8 @@ def to_node(
 ) -> CIMultiDict[str]:
     """Return a client's headers as they go to a node; *added* replaces, *removed* never passes."""
     pairs = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in raw]
-    drop = _hops(pairs) | removed | {"host", "content-length", "expect"} | {*added}
-    kept: CIMultiDict[str] = CIMultiDict((n, v) for n, v in pairs if n.lower() not in drop)
+    drop = _TO_NODE.union(_hops(pairs), removed, added)
+    kept = CIMultiDict([pair for pair in pairs if pair[0].lower() not in drop])
     for name, value in added.items():
         kept.add(name, value)
     return kept
@@ -48,13 +51,14 @@ def to_node(
 
 def to_client(raw: Iterable[tuple[bytes, bytes]], *, outcome: str) -> list[tuple[bytes, bytes]]:
     """Return a node's response headers as they go to the client, with our outcome in them."""
-    pairs = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in raw]
-    drop = _hops(pairs)
+    pairs = [(name.lower(), value) for name, value in raw]
+    drop = _TO_CLIENT
+    for name, value in pairs:
+        if name == b"connection":
+            drop = drop.union(token.strip().lower() for token in value.split(b","))
     if outcome:
-        drop.add(_wire.OUTCOME_HEADER)
-    kept = [
-        (name.lower(), value) for name, value in raw if name.decode("latin-1").lower() not in drop
-    ]
+        drop = drop.union((_wire.OUTCOME_HEADER.encode(),))
+    kept = [pair for pair in pairs if pair[0] not in drop]
     if outcome:
         kept.append((_wire.OUTCOME_HEADER.encode(), outcome.encode()))
     return kept

@@ -1,6 +1,7 @@
 """What a response says about its tokens, read from its bytes as they pass."""
 
 import re
+from collections import deque
 
 __all__ = ["Usage"]
 
@@ -23,10 +24,11 @@ class Usage:
     Works on JSON bodies and event streams alike. What is not said is None.
     """
 
-    __slots__ = ("_tail", "events", "tools")
+    __slots__ = ("_parts", "_size", "events", "tools")
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._parts: deque[bytes] = deque()
+        self._size = 0
         self.events = 0
         """Server-sent events seen: about one per output token of a stream."""
         self.tools: list[str] = []
@@ -37,13 +39,19 @@ class Usage:
         self.events += chunk.count(b"data:")
         if b'"function"' in chunk and len(self.tools) < 16:
             self.tools += [name.decode("ascii", "replace") for name in _TOOL.findall(chunk)][:16]
-        self._tail = chunk[-_TAIL:] if len(chunk) >= _TAIL else (self._tail + chunk)[-_TAIL:]
+        parts = self._parts
+        parts.append(chunk)
+        self._size += len(chunk)
+        while self._size - len(parts[0]) >= _TAIL:  # joined once, when it is asked for
+            self._size -= len(parts.popleft())
 
     def tokens(self) -> tuple[int | None, int | None, int | None]:
         """Return (prompt, output, cached) tokens as far as the response said them."""
-        said = {name: self._last(pattern) for name, pattern in _FIELDS.items()}
+        tail = b"".join(self._parts)[-_TAIL:]
+        said = {name: _last(pattern, tail) for name, pattern in _FIELDS.items()}
         return said["prompt"], said["output"], said["cached"]
 
-    def _last(self, pattern: re.Pattern[bytes]) -> int | None:
-        found = pattern.findall(self._tail)
-        return int(found[-1]) if found else None
+
+def _last(pattern: re.Pattern[bytes], text: bytes) -> int | None:
+    found = pattern.findall(text)
+    return int(found[-1]) if found else None
