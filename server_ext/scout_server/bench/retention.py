@@ -1,10 +1,12 @@
 """`scout bench retention`: every policy on every workload, against the clairvoyant optimum."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
-from typing import Annotated
+from time import process_time
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -35,6 +37,19 @@ _OURS: dict[str, Make] = {
     "informed": lambda w, c, k: Ours(w, c, k, informed=True),
     "informed+time": lambda w, c, k: Ours(w, c, k, informed=True, hints="time"),
 }
+_HOSTILE: dict[str, Make] = {
+    "off": lambda w, c, k: Ours(w, c, k, hints="off"),
+    "wrong": lambda w, c, k: Ours(w, c, k, hints="wrong"),
+    "lying": lambda w, c, k: Ours(w, c, k, hints="lying"),
+}
+_POLICIES: dict[str, Make] = {**BASELINES, **_OURS, "belady": Belady}
+_BOUNDS = {"scout": -0.1, "off": -0.1, "wrong": -1.0, "lying": -1.0}
+"""Least points over LRU where there is nothing to win."""
+
+
+def _only(*names: str) -> dict[str, Make]:
+    every = {**_POLICIES, **_HOSTILE}
+    return {name: every[name] for name in names}
 
 
 @dataclass(slots=True)
@@ -75,12 +90,73 @@ def run_cell(
     return cell
 
 
-def _grid(sessions: int, seed: int) -> Iterator[Workload]:
-    for determinism in (0.6, 0.8, 0.95):
-        for concurrency in (4, 12, 30):
-            yield markov(
+Job = tuple[str, tuple[Any, ...], bool]
+"""Kind of workload, its parameters, whether running requests' blocks are extra."""
+
+_PLAIN = ("lru", "scout")
+_COMPARED = ("lru", "scout", "belady")
+
+
+def _grid(sessions: int, seed: int) -> list[tuple[Any, ...]]:
+    return [
+        (sessions, seed, determinism, concurrency, level)
+        for concurrency in (30, 12, 4)
+        for determinism in (0.6, 0.8, 0.95)
+        for level in _LEVELS
+    ]
+
+
+def _run(job: Job) -> Cell | None:
+    """Run one cell; None for a cache that cannot hold a request. In a process of its own."""
+    kind, given, retained = job
+    cell: Cell | None = None
+    match kind:
+        case "grid":
+            sessions, seed, determinism, concurrency, level = given
+            workload = markov(
                 seed=seed, sessions=sessions, concurrency=concurrency, determinism=determinism
             )
+            capacity = int(sum(workload.anchors) * level)
+            cell = run_cell(workload, level, capacity, _POLICIES, retained=retained)
+        case "safety":
+            cell = _safe(*given, retained=retained)
+        case "short":
+            seed, concurrency, blocks = given
+            workload = short_skewed(seed=seed, concurrency=concurrency)
+            level = blocks / sum(workload.anchors)
+            policies: dict[str, Make] = {**BASELINES, "scout": Ours, "belady": Belady}
+            cell = run_cell(workload, level, blocks, policies, retained=retained)
+        case "draw":
+            workload, level = random_draw(*given)
+            capacity = int(sum(workload.anchors) * level)
+            if capacity >= workload.largest:
+                cell = run_cell(workload, level, capacity, _only(*_COMPARED), retained=retained)
+        case _:
+            path, rate, blocks = given
+            workload = coding_sessions(path, per_minute=rate)
+            fits = [r for r in workload.requests if len(r.prompt) + len(r.output) <= blocks]
+            part = Workload(f"{workload.name}, {blocks} blocks", fits, workload.anchors)
+            policies = _only("lru", "ttl-learnt", "scout", "scout+time", "belady")
+            cell = run_cell(part, float(blocks), blocks, policies, retained=retained)
+    return cell
+
+
+def _safe(name: str, seed: int, level: float, *, retained: bool) -> Cell:
+    """Run a workload on which there is nothing to win, or whose hints are false."""
+    if name == "uniform transitions":
+        workload, policies = markov(seed=seed, sessions=100, uniform=True), _only(*_PLAIN)
+    elif name == "one agent":
+        workload, policies = markov(seed=seed, agents=1, sessions=100), _only(*_PLAIN)
+    else:
+        workload = markov(seed=seed, sessions=100)
+        policies = _only("lru", *(("off",) if name == "identity off" else ("wrong", "lying")))
+    unit = sum(workload.anchors)
+    if name in ("uniform transitions", "one agent"):
+        # one anchor alone is smaller than a request; the cache then has to hold some sessions
+        unit = max(unit, workload.largest)
+    cell = run_cell(workload, level, int(unit * level), policies, retained=retained)
+    cell.name = name
+    return cell
 
 
 def _mean(values: list[float]) -> float:
@@ -109,88 +185,28 @@ def _grid_targets(cells: list[Cell]) -> Iterator[Target]:
     yield Target.at_least("return hints against none, worst cell (points)", worst, 0.0)
 
 
-def _safety(seed: int, retained: bool) -> Iterator[tuple[Cell, str, float]]:
-    """Yield (cell, policy, least points over LRU) where there is nothing to win."""
-    plain: dict[str, Make] = {"lru": BASELINES["lru"], "scout": Ours}
-    off: Make = lambda w, c, k: Ours(w, c, k, hints="off")  # noqa: E731
-    hostile: dict[str, Make] = {
-        "lru": BASELINES["lru"],
-        "wrong": lambda w, c, k: Ours(w, c, k, hints="wrong"),
-        "lying": lambda w, c, k: Ours(w, c, k, hints="lying"),
-    }
-    uniform = markov(seed=seed, sessions=100, uniform=True)
-    one = markov(seed=seed, agents=1, sessions=100)
-    known = markov(seed=seed, sessions=100)
-    for level in _LEVELS:
-        for workload in (uniform, one):
-            # one anchor alone is smaller than a request; the cache then has to hold some sessions
-            unit = max(sum(workload.anchors), workload.largest)
-            cell = run_cell(workload, level, int(unit * level), plain, retained=retained)
-            yield cell, "scout", -0.1
-        capacity = int(sum(known.anchors) * level)
-        cell = run_cell(
-            known, level, capacity, {"lru": BASELINES["lru"], "off": off}, retained=retained
-        )
-        cell.name = "identity off"
-        yield cell, "off", -0.1
-        cell = run_cell(known, level, capacity, hostile, retained=retained)
-        cell.name = "hostile hints"
-        yield cell, "wrong", -1.0
-        yield cell, "lying", -1.0
-
-
-def _short(retained: bool) -> Iterator[tuple[Cell, int]]:
-    policies: dict[str, Make] = {**BASELINES, "scout": Ours, "belady": Belady}
-    for seed, concurrency in ((2, 3), (3, 6)):
-        workload = short_skewed(seed=seed, concurrency=concurrency)
-        for blocks in (110, 150, 200):
-            level = blocks / sum(workload.anchors)
-            yield run_cell(workload, level, blocks, policies, retained=retained), blocks
-
-
-def _draws(count: int, retained: bool) -> Iterator[Cell | None]:
-    """Yield one cell a draw, None for a cache that cannot hold a request."""
-    policies: dict[str, Make] = {"lru": BASELINES["lru"], "scout": Ours, "belady": Belady}
-    for seed in range(count):
-        workload, level = random_draw(seed)
-        capacity = int(sum(workload.anchors) * level)
-        if capacity < workload.largest:
-            yield None
-            continue
-        yield run_cell(workload, level, capacity, policies, retained=retained)
-
-
-def _coding(path: Path, retained: bool) -> Iterator[Cell]:
-    policies: dict[str, Make] = {
-        "lru": BASELINES["lru"],
-        "ttl-learnt": BASELINES["ttl-learnt"],
-        "scout": Ours,
-        "scout+time": _OURS["scout+time"],
-        "belady": Belady,
-    }
-    for rate in (1.0, 6.0):
-        workload = coding_sessions(path, per_minute=rate)
-        for blocks in (300, 1_000, 3_000):
-            fits = [r for r in workload.requests if len(r.prompt) + len(r.output) <= blocks]
-            part = Workload(f"{workload.name}, {blocks} blocks", fits, workload.anchors)
-            yield run_cell(part, float(blocks), blocks, policies, retained=retained)
-
-
 def _speed(seed: int) -> dict[str, float]:
-    """Return requests a second at 10^4 blocks."""
+    """Return requests a second of CPU time at 10^4 blocks, whatever else the machine does."""
     workload = markov(seed=seed, agents=64, sessions=600, concurrency=120, history=1, anchor=(2, 6))
     found = {}
     for name, make in (("lru", BASELINES["lru"]), ("scout", Ours)):
         policy = make(workload, 10_000, 0)
-        start = perf_counter()
+        start = process_time()
         replay(workload.requests, 10_000, policy)
-        found[f"{name} (requests/s)"] = len(workload.requests) / (perf_counter() - start)
+        found[f"{name} (requests/s)"] = len(workload.requests) / (process_time() - start)
     return found
 
 
 def retention(
-    sessions: Annotated[int, typer.Option(min=20, help="Sessions per workload of the grid.")] = 200,
-    draws: Annotated[int, typer.Option(min=0, help="Random workloads; 0: none.")] = 200,
+    full: Annotated[
+        bool, typer.Option("--full", help="200 sessions and 200 draws, unless said otherwise.")
+    ] = False,
+    sessions: Annotated[
+        int | None, typer.Option(min=20, help="Sessions per workload of the grid; 60 if not said.")
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option(min=0, help="Random workloads, 0: none; 60 if not said.")
+    ] = None,
     coding: Annotated[
         Path | None, typer.Option(help="Gzipped JSON lines of recorded coding sessions.")
     ] = None,
@@ -198,6 +214,9 @@ def retention(
         str,
         typer.Option(help="retained: running requests' blocks are extra; engine: they are not."),
     ] = "retained",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; as many as there are CPUs if not said.")
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Write NAME.html, and NAME.png where matplotlib is.")
     ] = None,
@@ -211,83 +230,107 @@ def retention(
     """
     if pool not in ("retained", "engine"):
         raise typer.BadParameter(f"pool is 'retained' or 'engine', not {pool!r}")
-    retained = pool == "retained"
+    if coding is not None and not coding.is_file():
+        raise typer.BadParameter(f"there is no file {coding}", param_hint="--coding")
+    sessions = sessions or (200 if full else 60)
+    draws = (200 if full else 60) if draws is None else draws
+    kinds: dict[str, list[tuple[Any, ...]]] = {
+        "coding": []
+        if coding is None
+        else [(coding, rate, blocks) for rate in (1.0, 6.0) for blocks in (3_000, 1_000, 300)],
+        "grid": _grid(sessions, seed),
+        "safety": [
+            (name, seed, level)
+            for name in ("uniform transitions", "one agent", "identity off", "hostile hints")
+            for level in _LEVELS
+        ],
+        "short": [(s, c, blocks) for s, c in ((2, 3), (3, 6)) for blocks in (110, 150, 200)],
+        "draw": [(number,) for number in range((seed - 1) * draws, seed * draws)],
+    }
     console = Console()
-    results: dict[str, object] = {}
-    targets: list[Target] = []
-    policies: dict[str, Make] = {**BASELINES, **_OURS, "belady": Belady}
-    with progress() as bar:
-        task = bar.add_task("grid", total=27)
-        cells: list[Cell] = []
-        for workload in _grid(sessions, seed):
-            for level in _LEVELS:
-                capacity = int(sum(workload.anchors) * level)
-                cells.append(run_cell(workload, level, capacity, policies, retained=retained))
-                bar.advance(task)
-        results["grid"] = [cell.row() for cell in cells]
-        results["share of the gap, mean"] = [
-            {
-                "policy": name,
-                **{
-                    f"{level:g}x": _mean([c.share(name) for c in cells if c.level == level])
-                    for level in _LEVELS
-                },
-            }
-            for name in policies
-        ]
-        targets += _grid_targets(cells)
-        task = bar.add_task("safety", total=15)
-        rows = []
-        for cell, policy, bound in _safety(seed, retained):
-            rows.append({**cell.row(), "policy": policy, "points over lru": cell.points(policy)})
-            name = f"{policy} less lru, {cell.name}, {cell.level:g}x (points)"
-            targets.append(Target.at_least(name, cell.points(policy), bound))
-            bar.advance(task)
-        results["safety"] = [
-            {k: row[k] for k in ("workload", "cache", "policy", "lru", "points over lru")}
-            for row in rows
-        ]
-        task = bar.add_task("cold and short", total=6)
-        short: list[dict[str, object]] = []
-        for cell, blocks in _short(retained):
-            short.append({"blocks": blocks, **cell.row()})
-            if cell.name.endswith("2"):
-                name = f"cold and short, {blocks} blocks: scout less lru (points)"
-                targets.append(Target.at_least(name, cell.points("scout"), 0.0))
-                if blocks == 110:
-                    share = cell.share("scout")
-                    targets.append(
-                        Target.at_least("cold and short, 110 blocks: share of the gap", share, 0.5)
-                    )
-            bar.advance(task)
-        results["cold and short"] = short
-        if draws:
-            task = bar.add_task("random draws", total=draws)
-            found: list[Cell | None] = []
-            for drawn in _draws(draws, retained):
-                found.append(drawn)
-                bar.advance(task)
-            targets += _draw_targets(found, results)
-        if coding is not None:
-            task = bar.add_task("coding sessions", total=6)
-            rows = []
-            for cell in _coding(coding, retained):
-                rows.append(cell.row())
-                for policy, bound in (("scout", 0.3), ("scout+time", 0.9)):
-                    share = cell.share(policy)
-                    name = f"{cell.name}: {policy}, share of the gap"
-                    targets.append(Target.at_least(name, share, bound))
-                bar.advance(task)
-            results["coding sessions"] = rows
     speed = _speed(seed)
+    found: dict[str, list[Cell | None]] = {}
+    # fresh processes: the progress bar's thread must not be copied in the middle of something
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as workers, progress() as bar:
+        running = {
+            kind: [workers.submit(_run, (kind, given, pool == "retained")) for given in every]
+            for kind, every in kinds.items()
+        }
+        for kind, futures in running.items():
+            task = bar.add_task(kind, total=len(futures))
+            found[kind] = []
+            for future in futures:
+                found[kind].append(future.result())
+                bar.advance(task)
+    results: dict[str, Any] = {}
+    targets: list[Target] = []
+    cells = [cell for cell in found["grid"] if cell is not None]
+    results["grid"] = [cell.row() for cell in cells]
+    results["share of the gap, mean"] = [
+        {
+            "policy": name,
+            **{
+                f"{level:g}x": _mean([c.share(name) for c in cells if c.level == level])
+                for level in _LEVELS
+            },
+        }
+        for name in _POLICIES
+    ]
+    targets += _grid_targets(cells)
+    results["safety"] = []
+    results["cold and short"] = []
+    results["coding sessions"] = []
+    for cell in found["safety"]:
+        assert cell is not None
+        targets += _safety_targets(cell, results["safety"])
+    for cell, (_, _, blocks) in zip(found["short"], kinds["short"], strict=True):
+        assert cell is not None
+        targets += _short_targets(cell, blocks, results["cold and short"])
+    for cell in found["coding"]:
+        assert cell is not None
+        results["coding sessions"].append(cell.row())
+        for policy, bound in (("scout", 0.3), ("scout+time", 0.9)):
+            name = f"{cell.name}: {policy}, share of the gap"
+            targets.append(Target.at_least(name, cell.share(policy), bound))
+    if draws:
+        targets += _draw_targets(found["draw"], results)
     results["speed at 10^4 blocks"] = [speed]
     for name, value in speed.items():
         targets.append(Target.at_least(f"speed at 10^4 blocks, {name}", value, 20_000))
     if plot is not None:
         from scout_server.bench.plot import draw
 
-        results["plots"] = ", ".join(draw(plot, cells, list(policies)))
+        results["plots"] = ", ".join(draw(plot, cells, list(_POLICIES)))
     emit(console, command_line(), seed, results, targets, json_output)
+
+
+def _safety_targets(cell: Cell, rows: list[dict[str, object]]) -> Iterator[Target]:
+    for policy in cell.results:
+        if policy == "lru":
+            continue
+        points = cell.points(policy)
+        rows.append(
+            {
+                "workload": cell.name,
+                "cache": cell.level,
+                "policy": policy,
+                "lru": cell.results["lru"].rate,
+                "points over lru": points,
+            }
+        )
+        name = f"{policy} less lru, {cell.name}, {cell.level:g}x (points)"
+        yield Target.at_least(name, points, _BOUNDS[policy])
+
+
+def _short_targets(cell: Cell, blocks: int, rows: list[dict[str, object]]) -> Iterator[Target]:
+    rows.append({"blocks": blocks, **cell.row()})
+    if not cell.name.endswith("2"):
+        return
+    name = f"cold and short, {blocks} blocks: scout less lru (points)"
+    yield Target.at_least(name, cell.points("scout"), 0.0)
+    if blocks == 110:
+        share = cell.share("scout")
+        yield Target.at_least("cold and short, 110 blocks: share of the gap", share, 0.5)
 
 
 def _draw_targets(cells: list[Cell | None], results: dict[str, object]) -> list[Target]:
