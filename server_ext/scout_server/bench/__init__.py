@@ -11,6 +11,7 @@ from scout_server.bench.readiness import readiness
 from scout_server.bench.retention import retention
 from scout_server.bench.sim import sim
 from scout_server.bench.tao import tao
+from scout_server.bench.taoengines import tao_engines
 from scout_server.bench.zerohint import zero_hint
 
 __all__ = ["bench_app"]
@@ -22,6 +23,7 @@ bench_app.command()(planner)
 bench_app.command()(readiness)
 bench_app.command()(sim)
 bench_app.command()(tao)
+bench_app.command("tao-engines")(tao_engines)
 bench_app.command()(hotpath)
 bench_app.command()(prediction)
 bench_app.command()(retention)

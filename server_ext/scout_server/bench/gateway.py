@@ -13,17 +13,19 @@ from rich.console import Console
 from scout_server.bench.streams import Load, run_load
 from scout_server.report import Target, command_line, emit, progress
 
-__all__ = ["gateway"]
+__all__ = ["gateway", "gateway_port", "started", "stop"]
 
 _CHUNKS = 64
 _GAP_S = 0.02
 
 
-async def _started(*args: str) -> Process:
+async def started(*args: str) -> Process:
+    """Start this Python with *args*, its output in pipes."""
     return await asyncio.create_subprocess_exec(sys.executable, *args, stdout=PIPE, stderr=PIPE)
 
 
-async def _gateway_port(process: Process) -> int:
+async def gateway_port(process: Process) -> int:
+    """Return the port that a starting gateway says it listens on."""
     assert process.stderr is not None
     async with asyncio.timeout(30):
         while line := await process.stderr.readline():
@@ -32,7 +34,8 @@ async def _gateway_port(process: Process) -> int:
     raise RuntimeError("the gateway did not start")
 
 
-async def _stop(process: Process) -> None:
+async def stop(process: Process) -> None:
+    """End a process, and wait for it."""
     if process.returncode is None:
         process.terminate()
         try:
@@ -45,12 +48,12 @@ async def _stop(process: Process) -> None:
 
 async def _measure(streams: int, seconds: float, rounds: int) -> tuple[list[Load], list[Load]]:
     """Return the loads of direct and of gateway rounds, taken in turn."""
-    backend = await _started("-m", "scout_server.bench.streams", "0", str(_CHUNKS), str(_GAP_S))
+    backend = await started("-m", "scout_server.bench.streams", "0", str(_CHUNKS), str(_GAP_S))
     front: Process | None = None
     try:
         assert backend.stdout is not None
         direct = int(await backend.stdout.readline())
-        front = await _started(
+        front = await started(
             "-m",
             "scout_server.cli",
             "gateway",
@@ -59,7 +62,7 @@ async def _measure(streams: int, seconds: float, rounds: int) -> tuple[list[Load
             "--node",
             f"http://127.0.0.1:{direct}",
         )
-        through = await _gateway_port(front)
+        through = await gateway_port(front)
         ends: tuple[list[Load], list[Load]] = ([], [])
         with progress() as bar:
             task = bar.add_task("streaming", total=2 * rounds + 1)
@@ -75,8 +78,8 @@ async def _measure(streams: int, seconds: float, rounds: int) -> tuple[list[Load
         return ends
     finally:
         if front is not None:
-            await _stop(front)
-        await _stop(backend)
+            await stop(front)
+        await stop(backend)
 
 
 def _quantile(values: Sequence[float], q: int) -> float:
