@@ -7,6 +7,7 @@ from scout_sdk._openai import attach, install, uninstall
 from scout_sdk._openai import install as instrument
 from scout_sdk._openai import uninstall as uninstrument
 from scout_sdk._sessions import finish, flush, shutdown
+from scout_sdk.recorder import record
 
 __all__ = [
     "ConfigError",
@@ -26,6 +27,7 @@ __all__ = [
     "flush",
     "install",
     "instrument",
+    "record",
     "shutdown",
     "uninstall",
     "uninstrument",

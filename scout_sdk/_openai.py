@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from scout_sdk import _wire
@@ -19,6 +19,7 @@ from scout_sdk._context import take
 from scout_sdk._env import Environment, read_environment
 from scout_sdk._errors import ConfigError
 from scout_sdk._guard import guarded, warn_once
+from scout_sdk._hints import Hints
 from scout_sdk._locks import ProcessLock
 from scout_sdk._refusals import refuses_hints
 from scout_sdk._sessions import SESSIONS
@@ -30,12 +31,16 @@ __all__ = [
     "install",
     "install_if_imported",
     "label",
+    "observe",
+    "recorder",
+    "set_recorder",
     "uninstall",
 ]
 
 T = TypeVar("T")
 
 _MARK = "scout"
+_RECORDED = "scout_recorded"
 _PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
 _RETRY_HEADER = "x-stainless-retry-count"
 
@@ -43,6 +48,30 @@ _hosts: set[str] = set()
 _lock = ProcessLock()
 _wanted = True  # False after uninstall(): nothing installs the patch unasked
 _active = False
+
+
+class Recorder(Protocol):
+    """Takes note of requests and their answers."""
+
+    def started(self, request: Any, hints: Hints | None, key: str) -> str:
+        """Note that *request* is about to be sent; return a name for it."""
+
+    def answered(self, name: str, response: Any) -> None:
+        """Note that *response* has begun."""
+
+
+_recorder: Recorder | None = None
+
+
+def recorder() -> Recorder | None:
+    """Return what takes note of this process's requests, or None."""
+    return _recorder
+
+
+def set_recorder(recorder: Recorder | None) -> None:
+    """Let *recorder* take note from now on; None: nobody."""
+    global _recorder
+    _recorder = recorder
 
 
 @functools.lru_cache(maxsize=16)
@@ -98,6 +127,7 @@ def label(request: Any, key: str = "", retries: int = 0) -> None:
     """
     Add the hint headers to *request*, an httpx or httpx2 one; headers already set stay.
 
+    They go to hosts that may have them; a recorder takes note of requests to any host.
     key: the same for all attempts of one call. retries: number of earlier attempts.
     """
     extensions = request.extensions
@@ -105,23 +135,40 @@ def label(request: Any, key: str = "", retries: int = 0) -> None:
         return
     url = request.url
     path: str = url.path
-    if not path.endswith(_PATHS) or not allowed(url.host):
+    if not path.endswith(_PATHS):
         return
-    if refuses_hints(url.scheme == "https", url.host, url.port):
-        return
-    if not _environment().enabled:
+    tells = (
+        allowed(url.host)
+        and not refuses_hints(url.scheme == "https", url.host, url.port)
+        and _environment().enabled
+    )
+    if not tells and _recorder is None:
         return
     taken = take(key, retries)
+    if _recorder is not None and _RECORDED not in extensions:
+        extensions[_RECORDED] = _recorder.started(request, taken[0] if taken else None, key)
     if taken is None:
         return
     hints, slot = taken
     extensions[_MARK] = True
+    if not tells:
+        return
     headers = request.headers
     for name, value in _wire.encode(hints).items():
         if name not in headers:
             headers[name] = value
     if hints.session is not None:
         SESSIONS.learn_endpoint(hints.session, slot.endpoint or _endpoint(url, path))
+
+
+@guarded
+def observe(request: Any, response: Any) -> None:
+    """Let the recorder see the answer to *request*; the first that calls for it counts."""
+    if _recorder is not None:
+        name = request.extensions.get(_RECORDED)
+        if name is not None and not response.extensions.get(_RECORDED):
+            response.extensions[_RECORDED] = True
+            _recorder.answered(name, response)
 
 
 def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,6 +178,8 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
         if _active:
             retries = kwargs.get("retries_taken", 0)
             label(request, getattr(options, "idempotency_key", None) or "", retries)
+            if _recorder is not None:
+                guarded(_hook_answers)(self._client)
         return request
 
     _build_request._scout = True  # type: ignore[attr-defined]
@@ -205,6 +254,21 @@ async def _async_hook(request: Any) -> None:
     _hook_guarded(request)
 
 
+def _answer_hook(response: Any) -> None:
+    observe(response.request, response)
+
+
+async def _async_answer_hook(response: Any) -> None:
+    observe(response.request, response)
+
+
+def _hook_answers(client: Any) -> None:
+    hook = _async_answer_hook if hasattr(client, "aclose") else _answer_hook
+    hooks = client.event_hooks.setdefault("response", [])
+    if hook not in hooks:
+        hooks.append(hook)
+
+
 @guarded
 def _hook_guarded(request: Any) -> None:
     count = request.headers.get(_RETRY_HEADER, "0")
@@ -248,4 +312,5 @@ def attach(obj: T) -> T:
         hooks = client.event_hooks.setdefault("request", [])
         if hook not in hooks:
             hooks.append(hook)
+        _hook_answers(client)
     return obj

@@ -98,6 +98,8 @@ class Sessions:
         self._lock = ProcessLock()
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._sinks: OrderedDict[str, EventSink] = OrderedDict()
+        self.listener: Callable[[SessionEvent], None] | None = None
+        """Told of every event, wherever it is sent; it never raises."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -168,6 +170,8 @@ class Sessions:
             self._get(session).endpoint = endpoint
 
     def _emit(self, endpoint: str | None, learnt: str | None, event: SessionEvent) -> None:
+        if self.listener is not None:
+            self.listener(event)
         environment = read_environment()
         endpoint = endpoint or environment.base_url or learnt
         if endpoint is None or not environment.enabled:

@@ -70,7 +70,9 @@ class HintTransport(httpx.BaseTransport):
     def handle_request(self, request: Any) -> Any:
         """Send *request* with the hint headers set."""
         add_hints(request, self._hints)
-        return self._inner.handle_request(request)
+        response = self._inner.handle_request(request)
+        _openai.observe(request, response)
+        return response
 
     def close(self) -> None:
         """Close the wrapped transport."""
@@ -112,7 +114,9 @@ class AsyncHintTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: Any) -> Any:
         """Send *request* with the hint headers set."""
         add_hints(request, self._hints)
-        return await self._inner.handle_async_request(request)
+        response = await self._inner.handle_async_request(request)
+        _openai.observe(request, response)
+        return response
 
     async def aclose(self) -> None:
         """Close the wrapped transport."""

@@ -29,6 +29,7 @@ print(json.dumps([foreign, ours, threading.active_count()]))
         "scout_sdk._wire",
         "scout_sdk.events",
         "scout_sdk.fingerprint",
+        "scout_sdk.recorder",
         "scout_sdk.sleep",
         "scout_sdk.testing",
     ],
@@ -47,9 +48,9 @@ def test_import_takes_the_standard_library_only(module):
 def test_every_public_name_is_there():
     """Each name in `__all__` exists, and the lists are sorted."""
     import scout_sdk
-    from scout_sdk import events, fingerprint, sleep, testing, transport
+    from scout_sdk import events, fingerprint, recorder, sleep, testing, transport
 
-    for module in (scout_sdk, events, fingerprint, sleep, testing, transport):
+    for module in (scout_sdk, events, fingerprint, recorder, sleep, testing, transport):
         assert list(module.__all__) == sorted(module.__all__)
         assert all(getattr(module, name) is not None for name in module.__all__)
     with pytest.raises(AttributeError, match="Nonsense"):
