@@ -1,6 +1,10 @@
 """Parts of the gateway that need no network."""
 
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scout_sdk import ConfigError, HintOutcome
 from scout_server.gateway.settings import node_addresses
@@ -170,3 +174,27 @@ def test_what_a_request_says() -> None:
     assert (asked.session, asked.output_tokens, asked.timeout_s) == ("abc", 5, 600.0)
     assert asked.tenant
     assert not asked.final
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["messages", "max_tokens", "stream", "nvext", "session_id", "tools"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner),
+            max_leaves=6,
+        ),
+    ),
+    st.sampled_from([b"", b" ", b"x", b"\xff", b"}"]),
+)
+def test_long_bodies_mean_what_short_ones_mean(document: dict, rest: bytes) -> None:
+    """What is understood of a body does not depend on its length, whole or malformed."""
+    short = json.dumps(document).encode() + rest
+    long = json.dumps({**document, "prompt": "x" * 4096}).encode() + rest
+    found = []
+    for body in (short, long):
+        asked = understand(
+            [(b"x-session-id", b"s")], body, tenancy=TenancySettings(), output_tokens=512
+        )
+        found.append((asked.hints, asked.outcomes, asked.output_tokens, asked.stream))
+    assert found[0] == found[1]
