@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 __all__ = ["Duel", "ShadowCache"]
 
 Part = tuple[int, int]  # group, blocks
+_MEMORY = 16.0  # half-lives of what was won over a longer time
+_SAVED = 0.25  # how much of that counts
 _WATCHED = 512  # groups that shadows hold; of more, every other one is watched
 _LEAST = 512  # blocks that a shadow has at least before it is halved
 
@@ -130,7 +132,8 @@ class Duel:
 
     All run in shadow over the same requests; their hits above LRU's fade with a half-life counted
     in requests. Following the best of several experts costs little when they are equal and bounds
-    the loss when one fails.
+    the loss when one fails. What an order won over a longer time counts too, in part: where its
+    gains are few and large, it must not be left over a handful of requests.
 
     A pool of many groups is watched through a sample of them, in shadows that are as much smaller
     (spatial sampling after SHARDS, Waldspurger and others, FAST 2015), so that a request costs the
@@ -147,6 +150,8 @@ class Duel:
         self.ours = {name: ShadowCache(capacity, score) for name, score in scores.items()}
         self.lru = ShadowCache(capacity, None)
         self._fade = 0.5 ** (1.0 / half_life)
+        self._slow_fade = 0.5 ** (1.0 / (_MEMORY * half_life))
+        self._savings = dict.fromkeys(scores, 0.0)
         self.leads = dict.fromkeys(scores, 0.0)
         """Faded hit blocks of each order, less LRU's."""
         self.requests = 0
@@ -173,8 +178,10 @@ class Duel:
             hits = shadow.step(parts, final) * one_of
             self.hits[name] += hits
             lead = self.leads[name] = self.leads[name] * self._fade + (hits - base)
-            if lead > best:
-                best, leader = lead, name
+            saved = self._savings[name] = self._savings[name] * self._slow_fade + (hits - base)
+            standing = lead + _SAVED * saved
+            if standing > best:
+                best, leader = standing, name
         self.leader = leader
         if len(self.lru) > _WATCHED and self.lru.capacity > _LEAST:
             self.sampled *= 2

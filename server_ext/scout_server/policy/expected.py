@@ -145,8 +145,21 @@ class Outlook:
     def alive(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:
         """Return the probability that each session comes back within the outlook's time."""
         rows = self._rows(sessions)
-        end = np.minimum(rows[:, END] * self._ends, 0.98)
+        end = self._ending(sessions, rows)
         return np.asarray(self._returns(sessions, trust, end, now).sum(1))
+
+    def _ending(self, sessions: Sequence[Session], rows: Array) -> Array:
+        """Return the probability that each session's last request was its last ever."""
+        end = np.minimum(rows[:, END] * self._ends, 0.98)
+        lifts: dict[str, float] = {}
+        for session in sessions:
+            if session.kind not in lifts:
+                lifts[session.kind] = self._gaps.end_lift(session.kind)
+        if all(lift == 1.0 for lift in lifts.values()):
+            return np.asarray(end)
+        lift = np.array([lifts[s.kind] if s.phase == Phase.GAP else 1.0 for s in sessions])
+        odds = lift * end / (1.0 - end)
+        return np.asarray(odds / (1.0 + odds))
 
     def _rows(self, sessions: Sequence[Session]) -> Array:
         rows = self._transitions.rows([(s.earlier, s.before, s.agent) for s in sessions])
@@ -161,7 +174,7 @@ class Outlook:
     def ask(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> None:
         """Work out when and where *sessions* go; `anchors` and `chains` answer for them then."""
         rows = self._rows(sessions)
-        end = np.minimum(rows[:, END] * self._ends, 0.98)
+        end = self._ending(sessions, rows)
         step = rows[:, self._ids] / np.maximum(1.0 - rows[:, END], 1e-9)[:, None]
         returns = self._returns(sessions, trust, end, now)
         reach = _product(returns, self.cycles.fold)

@@ -35,6 +35,7 @@ def _bin(seconds: float) -> int:
     return min(_BINS - 1, int(math.log(seconds / _LOW) / _STEP))
 
 
+_MAX_LIFT = 100.0
 _FADE = 0.5 ** (1 / 2000.0)  # of a gap's weight with every later one
 _SPREAD = ((0, 0.5), (-1, 0.25), (1, 0.25))
 
@@ -42,11 +43,12 @@ _SPREAD = ((0, 0.5), (-1, 0.25), (1, 0.25))
 class _Class:
     """A fading histogram; what fades is kept as it is, and what is new weighs more."""
 
-    __slots__ = ("_hist", "_sum", "_weight", "cdf", "dirty")
+    __slots__ = ("_ends", "_hist", "_sum", "_weight", "cdf", "dirty")
 
     def __init__(self) -> None:
         self._hist = [0.0] * _BINS
         self._sum = 0.0
+        self._ends = 0.0
         self._weight = 1.0
         self.cdf: Array | None = None
         self.dirty = 0
@@ -55,6 +57,15 @@ class _Class:
     def count(self) -> float:
         """How many gaps it has, faded."""
         return self._sum / self._weight
+
+    @property
+    def ended(self) -> float:
+        """How many sessions ended instead, faded."""
+        return self._ends / self._weight
+
+    def end(self, change: float) -> None:
+        """Learn one end (1), or that it was none (-1)."""
+        self._ends = max(0.0, self._ends + change * self._weight)
 
     @property
     def hist(self) -> Array:
@@ -72,18 +83,20 @@ class _Class:
         if weight > 1e9:
             self._hist = [each / weight for each in hist]
             self._sum /= weight
+            self._ends /= weight
             self._weight = 1.0
 
     @classmethod
     def restored(cls, value: object) -> "_Class":
         """Return the class that a snapshot holds; ValueError when it is damaged."""
-        if not isinstance(value, list) or len(value) != 2 or len(value[1]) != _BINS:
+        if not isinstance(value, list) or len(value) not in (2, 3) or len(value[1]) != _BINS:
             raise ValueError("a gap histogram is damaged")
         entry = cls()
         count, hist = float(value[0]), np.array(value[1], dtype=np.float64)
         entry._sum, entry._hist = count, hist.tolist()
+        entry._ends = float(value[2]) if len(value) > 2 else 0.0
         entry.dirty = 1 << 20
-        if not (np.isfinite(hist).all() and (hist >= 0).all() and count >= 0):
+        if not (np.isfinite(hist).all() and (hist >= 0).all() and min(count, entry._ends) >= 0):
             raise ValueError("a gap histogram is damaged")
         return entry
 
@@ -128,6 +141,25 @@ class GapModel:
         self._mean += rate * (log - self._mean)
         self._square += rate * (log * log - self._square)
         self.version += 1
+
+    def observe_end(self, kind: str, change: float = 1.0) -> None:
+        """Learn that a session ended in a gap of class *kind*; -1: that it proved not to be one."""
+        self._all.end(change)
+        entry = self._classes.get(kind)
+        if entry is not None:
+            entry.end(change)
+
+    def end_lift(self, kind: str) -> float:
+        """Return by how much the odds of a session's end differ in a gap of class *kind*."""
+        entry, every = self._classes.get(kind), self._all
+        if entry is None or every.ended <= 0.0:
+            return 1.0
+        usual = every.ended / (every.ended + every.count)
+        here = (entry.ended + self.CLASS_PRIOR * usual) / (
+            entry.ended + entry.count + self.CLASS_PRIOR
+        )
+        lift = here * (1.0 - usual) / max(usual * (1.0 - here), 1e-9)
+        return min(max(lift, 1.0 / _MAX_LIFT), _MAX_LIFT)
 
     @property
     def log_mean(self) -> float:
@@ -207,9 +239,10 @@ class GapModel:
             "square": self._square,
             "weight": self._weight,
             "cycles": [self._cycles.count, self._cycles.hist.tolist()],
-            "all": [self._all.count, self._all.hist.tolist()],
+            "all": [self._all.count, self._all.hist.tolist(), self._all.ended],
             "classes": {
-                kind: [entry.count, entry.hist.tolist()] for kind, entry in self._classes.items()
+                kind: [entry.count, entry.hist.tolist(), entry.ended]
+                for kind, entry in self._classes.items()
             },
         }
 

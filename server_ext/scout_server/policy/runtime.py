@@ -449,6 +449,7 @@ class PolicyCore:
         trust = tenant.trust(session.agent)
         if session.phase == Phase.ENDED:
             tenant.transitions.retract(session.ended_by, END)
+            tenant.gaps.observe_end(session.kind, -1.0)
         if session.ended_said:
             trust.final_kept = max(0.0, trust.final_kept - 1.0)
             session.ended_said = False

@@ -44,6 +44,7 @@ class Tenant:
         session.phase = Phase.ENDED
         session.ended_by = session.agent
         self.transitions.observe(session.before, session.agent, END, earlier=session.earlier)
+        self.gaps.observe_end(session.kind)
         self.live.pop(session.key, None)
 
     def bury(self, now: float) -> None:

@@ -280,7 +280,8 @@ class Transitions:
     @property
     def regular(self) -> float:
         """R as it was over some time, in [0, 1]; 1 while there is nothing to be told apart."""
-        return 1.0 if self._known < 2 else min(1.0, max(0.0, 1.0 - self._even_loss))
+        agents = self._known - (self._zero[END] > 0.0)
+        return 1.0 if agents < 2 else min(1.0, max(0.0, 1.0 - self._even_loss))
 
     def seen(self, symbol: int) -> float:
         """Return how often *symbol* followed anything."""
