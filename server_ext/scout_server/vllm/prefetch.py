@@ -271,6 +271,7 @@ class Prefetch:
             self.planner.expire(now=now)
             return _LATER_S if live < 0 else _SOON_S
         if self._running is not None:
+            self._go_on(self._running)  # its last request ended when the engine was not yet empty
             return _SOON_S
         return self._start(now)
 
