@@ -15,6 +15,11 @@ __all__ = ["TraceFile"]
 
 _log = logging.getLogger("scout_sdk")
 
+try:
+    import fcntl
+except ImportError:  # not on Windows: two writers of one file are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
 _WAITING = 1024
 """Programs that may wait for the disk; more are dropped and counted."""
 
@@ -25,7 +30,8 @@ class TraceFile:
 
     What the file held before is kept as `NAME.1` (`t.jsonl` becomes `t.1.jsonl`), and so is a file
     that would grow past *max_bytes*: two files at most, each a trace of its own. One process, the
-    one that made it, writes; in a forked child nothing happens.
+    one that made it, writes; in a forked child nothing happens. A file that another recording
+    writes is refused, where the system has file locks.
     """
 
     def __init__(self, path: Path, info: TraceInfo, *, max_bytes: int = 256 << 20) -> None:
@@ -54,8 +60,11 @@ class TraceFile:
     def _begin(self) -> IO[bytes]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.is_file() and self.path.stat().st_size:
+            with self.path.open("ab") as old:
+                _claim(old)
             os.replace(self.path, self.path.with_name(f"{self.path.stem}.1{self.path.suffix}"))
         out = self.path.open("wb", buffering=0)
+        _claim(out)
         head = header_line(self.info).encode() + b"\n"
         out.write(head)
         self._size = len(head)
@@ -105,3 +114,15 @@ class TraceFile:
             raise OSError("the disk is full")
         self._size += len(line)
         self.written += 1
+
+
+def _claim(file: IO[bytes]) -> None:
+    """Make *file* this recording's own until it is closed; OSError when it is another's."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OSError(error.errno, "another recording writes this file") from error
+    except OSError:
+        return  # a file system without locks

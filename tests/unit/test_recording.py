@@ -303,6 +303,17 @@ def test_a_file_that_is_full_is_kept_and_a_new_one_begins(tmp_path):
     assert ["t.1.jsonl", "t.jsonl"] == sorted(p.name for p in tmp_path.iterdir())
 
 
+def test_two_recordings_do_not_share_a_file(tmp_path):
+    """
+    A file that another recording is writing is refused; once it is closed, it is not.
+    """
+    first = TraceFile(tmp_path / "t.jsonl", INFO)
+    with pytest.raises(ConfigError, match="another recording"):
+        TraceFile(tmp_path / "t.jsonl", INFO)
+    first.close()
+    TraceFile(tmp_path / "t.jsonl", INFO).close()
+
+
 def test_a_disk_that_fails_loses_programs_and_nothing_else(tmp_path, caplog):
     """
     What cannot be written is counted and said once; nothing is raised.
