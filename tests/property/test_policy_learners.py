@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scout_server.policy.agents import AgentTable, common_prefix
-from scout_server.policy.duel import ShadowCache
+from scout_server.policy.duel import Duel, ShadowCache
 from scout_server.policy.gaps import EDGES, GapModel, HintTrust
+from scout_server.policy.retention import RetentionOrder
 from scout_server.policy.sizes import deep_size
 from scout_server.policy.survival import combined, survival
 from scout_server.policy.transitions import END, Transitions
@@ -265,3 +266,77 @@ def test_the_agent_table_is_bounded():
     assert len({agent.symbol for agent in table}) == 3
     assert all(1 <= agent.symbol <= 3 for agent in table)
     assert [agent.name for agent in forgotten] == ["b", "c", "a", "d"]
+
+
+@given(RUNS, st.lists(st.tuples(*[st.integers(0, SYMBOLS)] * 3), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_many_rows_at_once_are_the_rows_one_by_one(runs, contexts):
+    """`rows` says of every context, known or not, what `row` says of it."""
+    learner = Transitions(SYMBOLS, contexts=5)
+    learn(learner, runs)
+    learner._rows.clear()
+    one_by_one = [learner.row(before, now, earlier=earlier) for earlier, before, now in contexts]
+    assert learner.rows(contexts) == pytest.approx(np.stack(one_by_one))
+
+
+@given(RUNS)
+@settings(max_examples=60, deadline=None)
+def test_contexts_are_found_however_often_their_places_were_used_again(runs):
+    """A table of five contexts finds exactly those that it holds."""
+    learner = Transitions(SYMBOLS, contexts=5)
+    learn(learner, runs)
+    held = {packed for packed in learner._context if packed}
+    for earlier in range(SYMBOLS + 2):
+        for before in range(SYMBOLS + 1):
+            for now in range(SYMBOLS + 1):
+                packed = learner._pack(earlier, before, now)
+                slot = learner._find(packed)
+                assert (slot >= 0) == (packed in held)
+                assert slot < 0 or learner._context[slot] == packed
+
+
+def test_sessions_that_end_in_one_class_of_gap_do_not_make_others_look_ended():
+    """Where nine in ten ends come after a turn's end, its odds are above, a tool's below usual."""
+    gaps = GapModel()
+    for _ in range(200):
+        gaps.observe("tool", 2.0)
+    for _ in range(20):
+        gaps.observe("stop", 60.0)
+        gaps.observe_end("stop")
+    assert gaps.end_lift("stop") > 2.0
+    assert gaps.end_lift("tool") < 0.5
+    assert gaps.end_lift("never seen") == 1.0
+    for _ in range(20):
+        gaps.observe_end("stop", -1.0)
+    assert gaps.end_lift("stop") == 1.0
+
+
+def test_a_duel_on_a_sample_of_groups_gives_the_verdict_of_the_whole():
+    """With 4,000 groups of which some return and most never do, one in several is watched."""
+    duels = {}
+    for name, watched in (("sampled", 512), ("whole", 1 << 30)):
+        duel = duels[name] = Duel(
+            8_000, {"use": lambda group: float(group % 10 == 0)}, watched=watched
+        )
+        for step in range(12_000):
+            group = 10 * (step // 2 % 900) if step % 2 else 10 * step + 1
+            duel.step([(group, 8)], [(group, 8)])
+    assert duels["sampled"].sampled > duels["whole"].sampled == 1
+    assert duels["sampled"].leader == duels["whole"].leader == "use"
+    share = {name: duel.hits["use"] / 12_000 / 8 for name, duel in duels.items()}
+    assert share["sampled"] == pytest.approx(share["whole"], abs=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), max_size=30))
+@settings(max_examples=40, deadline=None)
+def test_scores_set_together_give_the_order_of_scores_set_one_by_one(scores):
+    """`set_scores` and a `set_score` for each leave the same order of eviction."""
+    together, apart = RetentionOrder(12), RetentionOrder(12)
+    for order in (together, apart):
+        order.scout = True
+        for block in range(12):
+            order.append(block, 1 + block % 6)
+    together.set_scores([(group, float(score)) for group, score in scores])
+    for group, score in scores:
+        apart.set_score(group, float(score))
+    assert list(together) == list(apart)

@@ -146,6 +146,7 @@ class Duel:
         scores: Mapping[str, Callable[[int], float]],
         *,
         half_life: float = 60.0,
+        watched: int = _WATCHED,
     ) -> None:
         self.ours = {name: ShadowCache(capacity, score) for name, score in scores.items()}
         self.lru = ShadowCache(capacity, None)
@@ -159,6 +160,7 @@ class Duel:
         self.hits_lru = 0
         self.sampled = 1
         """One of how many groups is watched."""
+        self._limit = watched
         self.leader: str | None = None
         """The order to follow; None: the engine's."""
 
@@ -183,7 +185,7 @@ class Duel:
             if standing > best:
                 best, leader = standing, name
         self.leader = leader
-        if len(self.lru) > _WATCHED and self.lru.capacity > _LEAST:
+        if len(self.lru) > self._limit and self.lru.capacity > _LEAST:
             self.sampled *= 2
             for each in (self.lru, *self.ours.values()):
                 each.halve(self._watched)
