@@ -204,7 +204,9 @@ def test_blocks_get_their_owners_in_every_group(
 
 def test_preempted_requests_lose_their_blocks_last(lab: Any, runner: Any) -> None:
     """In scout mode whatever is free goes before the blocks of a request that was preempted."""
-    ours = lab.scheduler(scout(), blocks=80, additional={"policy": {"duel": False}})
+    ours = lab.scheduler(
+        scout(), blocks=80, additional={"policy": {"duel": False, "min_predictability": 0.0}}
+    )
     driver = runner(ours)
     rng = random.Random(2)
 

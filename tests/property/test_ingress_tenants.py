@@ -87,7 +87,9 @@ def run(
     ours: Sequence[tuple[str, int, str, float]], theirs: Sequence[tuple[str, int, str, float]]
 ) -> tuple[object, ...]:
     """Run both tenants side by side; return what the core saw and decided of ours."""
-    core = PolicyCore(PolicySettings(duel=False), capacity_blocks=10_000, block_tokens=16)
+    core = PolicyCore(
+        PolicySettings(duel=False, min_predictability=0.0), capacity_blocks=10_000, block_tokens=16
+    )
     client, other = Client(core, "ours"), Client(core, "theirs")
     now = 0.0
     core.tenant("ours")

@@ -162,7 +162,7 @@ class _Replicas(RuleBasedStateMachine):
 class _ScoutReplicas(_Replicas):
     """The same with the policy's own order, always followed."""
 
-    policy = PolicySettings(duel=False)
+    policy = PolicySettings(duel=False, min_predictability=0.0)
 
 
 class _AheadReplicas(_Replicas):

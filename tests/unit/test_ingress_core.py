@@ -110,7 +110,7 @@ def test_a_tenant_keeps_no_more_than_its_share():
     """
     What is over the share goes first and is counted; another tenant's blocks stay.
     """
-    settings = PolicySettings(max_retained_share=0.2, duel=False)
+    settings = PolicySettings(max_retained_share=0.2, duel=False, min_predictability=0.0)
     core = PolicyCore(settings, capacity_blocks=100, block_tokens=16)
     core.order.scout = True
     middle = crowd(core, "modest", 1, 0, now=0.0)
@@ -127,7 +127,9 @@ def test_without_a_share_nothing_is_clipped():
     """
     One tenant may fill the cache when nobody set a share.
     """
-    core = PolicyCore(PolicySettings(duel=False), capacity_blocks=100, block_tokens=16)
+    core = PolicyCore(
+        PolicySettings(duel=False, min_predictability=0.0), capacity_blocks=100, block_tokens=16
+    )
     crowd(core, "greedy", 10, 0, now=1.0)
     core.tick(now=100.0)
 

@@ -92,7 +92,7 @@ def test_a_session_keeps_its_group_as_its_chain_grows():
 
 def test_a_compacted_chain_leaves_the_old_blocks_to_go_first():
     """After a compaction the superseded blocks go before the session's new ones."""
-    engine = Engine(60, PolicySettings(duel=False))
+    engine = Engine(60, PolicySettings(duel=False, min_predictability=0.0))
     system = ("system", 4)
     for turn, session in enumerate(("x", "y", "s1")):
         engine.serve(chain(system, (session, 4)), float(turn), hints(session, "a"))
@@ -170,7 +170,7 @@ def test_with_identity_off_every_block_is_unowned_and_the_order_is_lru():
 
 def test_a_final_session_goes_before_a_live_one():
     """When a session says that it is final, its blocks go first."""
-    engine = Engine(100, PolicySettings(duel=False))
+    engine = Engine(100, PolicySettings(duel=False, min_predictability=0.0))
     for at in range(6):
         engine.serve(chain(("system", 3), (f"s{at}", 4)), at * 1.0, hints(f"s{at}", "a"))
     live = engine.segments[-1].group
@@ -183,7 +183,7 @@ def test_a_final_session_goes_before_a_live_one():
 
 def test_a_session_that_is_due_goes_after_one_that_is_away_for_long():
     """A promised return inside the turnover time is worth more than one far outside."""
-    engine = Engine(60, PolicySettings(duel=False))
+    engine = Engine(60, PolicySettings(duel=False, min_predictability=0.0))
     now = 0.0
     for turn in range(30):
         now += 1.0
