@@ -16,7 +16,7 @@ ACTS = st.one_of(
     st.tuples(st.just("forget"), st.integers(0, 20)),
     st.tuples(st.just("tools"), st.integers(0, 20)),
     st.tuples(st.just("event"), SESSIONS, st.booleans()),
-    st.tuples(st.just("wait"), st.floats(0.0, 100.0)),
+    st.tuples(st.just("wait"), st.integers(0, 200)),
 )
 
 
