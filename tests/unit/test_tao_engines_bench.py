@@ -1,0 +1,52 @@
+"""Parts of `scout bench tao-engines` that need no engine."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from scout_sdk import ConfigError
+from scout_server.bench.taoengines import Arm, make_programs, tao_engines
+from scout_server.demo.measure import Counters
+
+
+def test_programs_of_one_size_seed_differ_only_in_their_texts() -> None:
+    """Arms get equal work: the same lengths, gaps and anchors, and no token of another arm."""
+    ours, theirs = (
+        make_programs(4, steps=6, tokens=1600, vocabulary=8192, sizes=1, texts=texts)
+        for texts in ("tao", "sticky")
+    )
+    for mine, other in zip(ours, theirs, strict=True):
+        for a, b in zip(mine.steps, other.steps, strict=True):
+            assert (a.agent, len(a.prompt), a.gap_s, a.final) == (
+                b.agent, len(b.prompt), b.gap_s, b.final,
+            )  # fmt: skip
+            assert a.prompt[:200] == b.prompt[:200]
+            assert a.prompt[200:] != b.prompt[200:]
+        assert [s.final for s in mine.steps] == [False] * 5 + [True]
+
+
+def test_the_prompts_of_an_agent_grow() -> None:
+    """Each prompt of an agent begins with that agent's prompt before, as in a real program."""
+    (program,) = make_programs(1, steps=8, tokens=1600, vocabulary=8192, sizes=3, texts="x")
+    for agent in ("planner", "coder"):
+        prompts = [s.prompt for s in program.steps if s.agent == agent]
+        assert len(prompts) == 4
+        for before, after in itertools.pairwise(prompts):
+            assert after[: len(before)] == before
+            assert len(after) > len(before)
+    ends = [s.prompt for s in program.steps[-2:]]
+    assert 1600 * 0.6 < sum(map(len, ends)) < 1600 * 1.5
+
+
+def test_a_row_has_the_rates_of_its_counters() -> None:
+    """An arm's hit rate is what the nodes found of what they looked up."""
+    arm = Arm(jct_s=[1.0, 3.0], ttft_s=[0.5], counters=Counters(1000.0, 250.0))
+    row = arm.row()
+    assert (row["hit rate"], row["mean JCT s"], row["sessions"]) == (0.25, 2.0, 2)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    """A folder that has no model is refused before any server starts."""
+    with pytest.raises(ConfigError, match="--model DIR"):
+        tao_engines(model=tmp_path)
