@@ -453,3 +453,25 @@ def test_chained_hashes_are_those_of_prefixes():
     assert block_hashes([*tokens[:20], 7, *tokens[21:]], 16)[0] == hashes[0]
     assert extend_hashes(hashes[0], tokens[16:], 16) == hashes[1:]
     assert not set(block_hashes(tokens, 16, salt=1)) & set(hashes)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_request_that_only_waits_for_an_ended_one_goes_on(ahead):
+    """
+    When the blocks of a request that has just ended are all that is missing, work goes on.
+    """
+    replica = Replica(
+        BatchSettings(block_tokens=4, max_num_seqs=3, max_batched_tokens=16, schedule_ahead=ahead),
+        _SECOND,
+        kv_blocks=16,
+        policy=_OFF,
+    )
+    for name, prompt, output in (("long", 17, 24), ("short", 16, 15)):
+        replica.submit(Request(name, prompt_tokens=prompt, output_tokens=output), 0.0)
+
+    ended = []
+    while (result := replica.advance(1e6)) is not None:
+        ended += [request.request_id for request in result.finished]
+
+    assert sorted(ended) == ["long", "short"]
+    assert replica.unfinished == 0

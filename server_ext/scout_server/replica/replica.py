@@ -271,8 +271,8 @@ class Replica:
             result.preempted = self.scheduler.batch.preempted
         if ahead and result.finished:
             self._part(result.finished, now)
-            if self._end is None and len(self.scheduler.queue):
-                self._wake = now
+            if self._end is None and (self.scheduler.running or len(self.scheduler.queue)):
+                self._wake = now  # what was in the way is gone
         return result
 
     def advance(self, until: float) -> StepResult | None:
