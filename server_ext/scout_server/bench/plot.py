@@ -34,8 +34,10 @@ def draw(path: Path, cells: Sequence[_Cell], policies: Sequence[str]) -> list[st
         return written
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    for policy, values in means.items():
-        axes.plot(levels, values, marker="o", label=policy)
+    for number, (policy, values) in enumerate(means.items()):
+        # ten colours, then the same again with another line and mark
+        line, mark = (("-", "o"), ("--", "s"), (":", "^"))[number // 10 % 3]
+        axes.plot(levels, values, line, color=f"C{number % 10}", marker=mark, label=policy)
     axes.set_xscale("log", base=2)
     axes.set_xticks(levels, [f"{level:g}x" for level in levels])
     axes.set_xlabel("cache, in sizes of all anchors")

@@ -94,7 +94,7 @@ class Transitions:
         merit = self._merit
         for order, p in enumerate(found):
             merit[order] = _FADE * merit[order] + math.log(max(p, 1e-6))
-        self._surprise(loss)
+        self._surprise(loss, new=self._zero[then] <= 0.0)
         for row in rows:
             self._add(row, then, weight)
         if self._zero[then] <= 0.0:
@@ -119,13 +119,14 @@ class Transitions:
         else:
             self._rows.pop(now, None)
 
-    def _surprise(self, loss: float) -> None:
+    def _surprise(self, loss: float, *, new: bool) -> None:
         if self._known < 2:
             return
         relative = min(loss / math.log(self._known), 2.0)
         rate = _FAST if relative > self._loss else _SLOW
         self._loss += rate * (relative - self._loss)
-        self._even_loss += _EVEN * (relative - self._even_loss)
+        if not new:
+            self._even_loss += _EVEN * (relative - self._even_loss)
 
     def _add(self, row: int, then: int, weight: float) -> None:
         width = self.width
@@ -279,7 +280,9 @@ class Transitions:
 
     @property
     def regular(self) -> float:
-        """R as it was over some time, in [0, 1]; 1 while there is nothing to be told apart."""
+        """
+        R over some time, in [0, 1], where successors were known; 1 with less than two agents.
+        """
         agents = self._known - (self._zero[END] > 0.0)
         return 1.0 if agents < 2 else min(1.0, max(0.0, 1.0 - self._even_loss))
 
