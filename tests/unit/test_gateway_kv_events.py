@@ -1,6 +1,8 @@
 """KV events of engines: the view of what is held, and the gateway listening on loopback."""
 
 import asyncio
+import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -320,3 +322,58 @@ def test_addresses_of_events_follow_the_rank() -> None:
     for wrong in ("kv_events=udp://h:1", "kv_replay=tcp://h:1", "kv_events=tcp://h", "a=1"):
         with pytest.raises(ConfigError, match="kv_events=tcp://HOST:PORT"):
             node_addresses((f"http://h:8000#{wrong}",))
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("default")
+async def test_events_of_vllms_own_publisher_are_understood() -> None:
+    """What vLLM's own publisher sends is taken, and asked for again where it was lost."""
+    vllm_events = pytest.importorskip("vllm.distributed.kv_events")
+
+    from scout_server.gateway.kv_events import KvEvents
+
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        events, replay = (probe.getsockname()[1] for probe in probes)
+    publisher = vllm_events.ZmqEventPublisher(
+        0, endpoint=f"tcp://*:{events}", replay_endpoint=f"tcp://*:{replay}"
+    )
+    seen: list[tuple[str, int, bool]] = []
+    listener = KvEvents(
+        f"tcp://127.0.0.1:{events}",
+        replay=f"tcp://127.0.0.1:{replay}",
+        rank=None,
+        changed=lambda *change: seen.append(change),
+    )
+    stored_event = vllm_events.BlockStored(
+        block_hashes=[b"a" * 32, b"b" * 32],
+        parent_block_hash=None,
+        token_ids=list(range(32)),
+        block_size=16,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        group_idx=0,
+        session_id="s",
+    )
+    gone = vllm_events.BlockRemoved(block_hashes=[b"b" * 32], medium="GPU", group_idx=0)
+    # Nobody listens yet: these are lost, and come by replay.
+    publisher.publish(vllm_events.KVEventBatch(ts=1.0, events=[stored_event]))
+    publisher.publish(vllm_events.KVEventBatch(ts=2.0, events=[gone]))
+    task = asyncio.create_task(listener.run())
+    try:
+        async with asyncio.timeout(30):
+            while not listener.batches:
+                publisher.publish(vllm_events.KVEventBatch(ts=3.0, events=[]))
+                await asyncio.sleep(0.05)
+        assert seen == [("s", 32, True), ("s", 16, False)]
+        assert listener.replayed >= 2
+        publisher.publish(vllm_events.KVEventBatch(ts=4.0, events=[vllm_events.AllBlocksCleared()]))
+        await until(lambda: listener.view.held("s") == 0)
+        assert listener.malformed == 0
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        publisher.shutdown()
