@@ -202,10 +202,10 @@ def retention(
         bool, typer.Option("--full", help="200 sessions and 200 draws, unless said otherwise.")
     ] = False,
     sessions: Annotated[
-        int | None, typer.Option(min=20, help="Sessions per workload of the grid; 60 if not said.")
+        int | None, typer.Option(min=20, help="Sessions per workload of the grid; 40 if not said.")
     ] = None,
     draws: Annotated[
-        int | None, typer.Option(min=0, help="Random workloads, 0: none; 60 if not said.")
+        int | None, typer.Option(min=0, help="Random workloads, 0: none; 20 if not said.")
     ] = None,
     coding: Annotated[
         Path | None, typer.Option(help="Gzipped JSON lines of recorded coding sessions.")
@@ -232,8 +232,8 @@ def retention(
         raise typer.BadParameter(f"pool is 'retained' or 'engine', not {pool!r}")
     if coding is not None and not coding.is_file():
         raise typer.BadParameter(f"there is no file {coding}", param_hint="--coding")
-    sessions = sessions or (200 if full else 60)
-    draws = (200 if full else 60) if draws is None else draws
+    sessions = sessions or (200 if full else 40)
+    draws = (200 if full else 20) if draws is None else draws
     kinds: dict[str, list[tuple[Any, ...]]] = {
         "coding": []
         if coding is None
