@@ -74,12 +74,12 @@ class World:
         self.ttft.append(self.now - sent)
 
     def idle(self, seconds: float) -> None:
-        """Let time pass while API servers ask the engine what it would warm up."""
+        """Let time pass; API servers ask what to warm up, and the engine steps while it has to."""
         until = self.now + seconds
         while self.now < until:
             self.now += min(0.05, until - self.now)
             self.prefetch.poke()
-            while self.scheduler.requests and self.now < until:
+            while self.scheduler.has_requests() and self.now < until:
                 self.step()
 
     def run(self, sessions: int, follow: Any, gap: Any) -> None:
@@ -178,6 +178,27 @@ def test_nobody_sees_a_warm_up(lab: Any, runner: Any) -> None:
     assert bridge.core.state(now=world.now).requests == 4 * TURNS
     assert bridge.tokens["prompt"] == 4 * TURNS * 500
     assert sum(bridge.finishes.values()) == 4 * TURNS
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_engine_with_only_a_warm_up_has_work(lab: Any, runner: Any, asynchronous: bool) -> None:
+    """
+    An engine that has nothing but a warm-up makes steps, unless it is paused, and counts no
+    request.
+    """
+    from vllm.v1.core.sched.interface import PauseState
+
+    world = World(lab, runner, ON, asynchronous=asynchronous)
+    world.run(4, cycle, lambda: 1.5)
+    warmed_up_to_a_request(world)
+
+    assert world.scheduler.has_unfinished_requests()
+    assert world.scheduler.get_request_counts() == (0, 0)
+    world.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    assert not world.scheduler.has_unfinished_requests()
+    world.scheduler.set_pause_state(PauseState.UNPAUSED)
+    world.prefetch.arriving()
+    assert not world.scheduler.has_unfinished_requests()
 
 
 def test_a_fault_ends_prefetching_and_nothing_else(lab: Any, runner: Any) -> None:

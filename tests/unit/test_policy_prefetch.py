@@ -44,6 +44,7 @@ def _plan(planner, anchors, *, idle=True, predictability=0.9, worth=0.0, now=0.0
         (ON, {"idle": False}, Refusal.BUSY),
         (ON, {"predictability": 0.1}, Refusal.UNPREDICTABLE),
         (ON, {"anchors": [_anchor(tokens=10)]}, Refusal.NOTHING_COLD),
+        (ON, {"anchors": [], "predictability": 0.1}, Refusal.NOTHING_COLD),
         (ON, {"anchors": [_anchor(probability=0.2)]}, Refusal.IMPROBABLE),
         (ON, {"worth": 0.95}, Refusal.POOL_WORTH_MORE),
     ],

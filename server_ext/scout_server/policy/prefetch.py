@@ -160,6 +160,8 @@ class PrefetchPlanner:
             return Refusal.DISABLED
         if not idle or self._running is not None:
             return Refusal.BUSY
+        if not anchors:
+            return Refusal.NOTHING_COLD
         if predictability < settings.min_predictability:
             return Refusal.UNPREDICTABLE
         cold = [

@@ -277,6 +277,8 @@ class Prefetch:
 
     def _start(self, now: float) -> float:
         candidates = self.warmth.candidates(now=now)
+        predictability = max((each.predictability for each in candidates), default=0.0)
+        least = min(self.settings.min_predictability, predictability)
         views: list[AnchorView] = []
         known: dict[tuple[str, str], tuple[Candidate, Template, int]] = {}
         for candidate in candidates:
@@ -285,7 +287,7 @@ class Prefetch:
             template = self._templates.get(key)
             if template is None or template.last != agent.anchor[-1]:
                 continue
-            if candidate.predictability < self.settings.min_predictability:
+            if candidate.predictability < least:
                 continue
             tokens = self._cut(len(agent.anchor))
             cached = self._engine.cached_tokens(agent.anchor, tokens)  # type: ignore[arg-type]
@@ -307,7 +309,7 @@ class Prefetch:
         plan = self.planner.plan(
             views,
             idle=True,
-            predictability=max((each.predictability for each in candidates), default=0.0),
+            predictability=predictability,
             worth_of_blocks=worth,
             now=now,
         )

@@ -153,11 +153,21 @@ class _Retention(_Plain):  # type: ignore[misc]
     def get_request_counts(self) -> tuple[int, int]:
         """Return how many users' requests run and wait."""
         running, waiting = super().get_request_counts()
-        prefetch = self.scout.prefetch if self.scout is not None else None
-        ours = self.requests.get(prefetch.request_id) if prefetch is not None else None
+        ours = self._warm_up()
         if ours is None:
             return running, waiting
         return (running - 1, waiting) if ours in self.running else (running, waiting - 1)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there is anything to compute, of ours too: without, the engine makes no steps."""
+        if super().has_unfinished_requests():
+            return True
+        return self._warm_up() is not None and _compat.unpaused(self)
+
+    def _warm_up(self) -> Any:
+        """Return our request in the engine; None when there is none."""
+        prefetch = self.scout.prefetch if self.scout is not None else None
+        return self.requests.get(prefetch.request_id) if prefetch is not None else None
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Drop everything cached."""
