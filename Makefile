@@ -16,7 +16,7 @@ help:
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[demo,openai-agents,sim]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[demo,openai-agents,sim,kv-events]' --group dev
 	touch $@
 
 setup: $(VENV)/.installed

@@ -556,14 +556,19 @@ async def test_large_decisions_are_made_in_a_worker(start: Start, worker: str) -
 
 async def test_a_planner_process_that_dies_is_replaced(start: Start) -> None:
     """When the planner's process is killed, requests are admitted all the same."""
-    s = await start([FakeNode(capacity_tokens=4096)], worker="process", inline_cells=0)
+    node = FakeNode(capacity_tokens=1024)
+    s = await start([node], worker="process", inline_cells=0)
     pool = s.gateway.pool
     for _ in range(2):
         executor = pool._executor
         assert isinstance(executor, ProcessPoolExecutor)
         for process in list(executor._processes.values()):
             process.kill()
-        answers = await asyncio.gather(*(s.ask(f"s{i}") for i in range(12)))
+        node.gate = gate = asyncio.Event()
+        asked = [asyncio.create_task(s.ask(f"s{i}")) for i in range(6)]
+        await until(lambda: len(pool.engine.waiting) > 1)  # only a plan can let these in
+        gate.set()
+        answers = await asyncio.gather(*asked)
         assert {status for status, _, _ in answers} == {200}
         assert pool._executor is not executor
 
