@@ -76,6 +76,8 @@ class World:
     def idle(self, seconds: float) -> None:
         """Let time pass; API servers ask what to warm up, and the engine steps while it has to."""
         until = self.now + seconds
+        while self.scheduler.has_requests():
+            self.step()  # what is left of the last request, before the engine sleeps
         while self.now < until:
             self.now += min(0.05, until - self.now)
             self.prefetch.poke()
