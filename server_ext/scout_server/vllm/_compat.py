@@ -8,6 +8,7 @@ contract. Otherwise `problems()` says why, and the extension leaves the engine a
 import functools
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ __all__ = [
     "warm_up_problem",
     "warm_up_request",
 ]
+
+_log = logging.getLogger(f"vllm.{__name__}")
 
 UTILITY = "scout_utility"
 """Name of the method that the extension adds to EngineCore."""
@@ -160,6 +163,30 @@ def aborted() -> Any:
 def unpaused(scheduler: Any) -> bool:
     """Whether *scheduler* takes new requests."""
     return int(getattr(scheduler, "pause_state", 0)) == 0
+
+
+def before_shutdown(function: Callable[[Any], None]) -> None:
+    """
+    Have *function* called with an engine's scheduler before that engine is taken down.
+
+    The scheduler's own shutdown comes after that of the executor, which may outlast the patience of
+    whoever stops the server. Again is harmless; what *function* raises is logged.
+    """
+    module = sys.modules.get("vllm.v1.engine.core")
+    engine = getattr(module, "EngineCore", None)
+    stock = getattr(engine, "shutdown", None)
+    if engine is None or stock is None or hasattr(stock, "scout_stock"):
+        return
+
+    def shutdown(self: Any) -> None:
+        try:
+            function(getattr(self, "scheduler", None))
+        except Exception:
+            _log.exception("scout: cannot end in order")
+        stock(self)
+
+    shutdown.scout_stock = stock  # type: ignore[attr-defined]
+    engine.shutdown = shutdown
 
 
 async def call_engines(client: Any, operation: str, argument: str = "") -> list[str]:

@@ -27,6 +27,12 @@ _Plain: Any = _compat.scheduler_class(asynchronous=False)
 _Async: Any = _compat.scheduler_class(asynchronous=True)
 
 
+def _close(scheduler: Any) -> None:
+    bridge = getattr(scheduler, "scout", None)
+    if bridge is not None:
+        bridge.close()
+
+
 class _Retention(_Plain):  # type: ignore[misc]
     """Over vLLM's scheduler: everything is its own but which cached block is evicted next."""
 
@@ -37,6 +43,7 @@ class _Retention(_Plain):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _compat.add_utility(answer)
+        _compat.before_shutdown(_close)
         self.scout_problems = _compat.problems()
         if not self.scout_problems:
             settings = load(document_of(_compat.additional_config(self.vllm_config)))
@@ -179,9 +186,8 @@ class _Retention(_Plain):  # type: ignore[misc]
         return done
 
     def shutdown(self) -> None:
-        """Write what was learnt, and end."""
-        if self.scout is not None:
-            self.scout.close()
+        """Write what was learnt, if that is not done yet, and end."""
+        _close(self)
         super().shutdown()
 
     def _free_request_blocks(self, request: Any) -> None:
