@@ -16,6 +16,7 @@ from scout_server.gateway.nodes import Nodes, check_kv_events
 from scout_server.gateway.proxy import Proxy
 from scout_server.gateway.settings import GatewaySettings, node_addresses
 from scout_server.tao.pool import Pool
+from scout_server.tao.sidechannel import capabilities_of, read_bounded
 from scout_server.tenancy import TenancySettings, tenant_of
 
 __all__ = ["Gateway", "create_app"]
@@ -64,21 +65,13 @@ class Gateway:
 
     async def capabilities(self, request: Request) -> Response:
         """Say what this gateway takes."""
-        return JSONResponse(
-            {
-                "version": _wire.VERSION,
-                "features": ["admission", "events", "hints", "outcome", "sessions", "state"],
-                "server": {"name": "scout-gateway"},
-            }
-        )
+        return JSONResponse(capabilities_of("scout-gateway"))
 
     async def events(self, request: Request) -> Response:
         """Take events of the side channel, and tell the node that holds each session."""
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_EVENTS_BYTES:
-                return _error(413, f"the message is over {MAX_EVENTS_BYTES} bytes")
+        body = await read_bounded(request, MAX_EVENTS_BYTES)
+        if body is None:
+            return _error(413, f"the message is over {MAX_EVENTS_BYTES} bytes")
         events, rejected = _wire.decode_events(body)
         if not events:
             return JSONResponse({"accepted": 0, "rejected": rejected}, status_code=400)

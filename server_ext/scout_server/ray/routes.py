@@ -19,6 +19,7 @@ from scout_server.ray.calls import Call, PoolGoneError, Ticket
 from scout_server.ray.ingress import Dispatcher, Front, PoolTeller, UnreachableError
 from scout_server.ray.settings import TENANT_HEADER
 from scout_server.tao.headers import to_node
+from scout_server.tao.sidechannel import capabilities_of, read_bounded
 from scout_server.tenancy import tenant_of
 
 __all__ = ["PoolAsker", "create_app"]
@@ -75,21 +76,13 @@ class _Own:
 
     async def capabilities(self, request: Request) -> Response:
         """Say what this application takes."""
-        return JSONResponse(
-            {
-                "version": _wire.VERSION,
-                "features": ["admission", "events", "hints", "outcome", "sessions", "state"],
-                "server": {"name": "scout-ray"},
-            }
-        )
+        return JSONResponse(capabilities_of("scout-ray"))
 
     async def events(self, request: Request) -> Response:
         """Take events of the side channel, and tell the replica that holds each session."""
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_EVENTS_BYTES:
-                return _error(413, f"the message is over {MAX_EVENTS_BYTES} bytes")
+        body = await read_bounded(request, MAX_EVENTS_BYTES)
+        if body is None:
+            return _error(413, f"the message is over {MAX_EVENTS_BYTES} bytes")
         events, rejected = _wire.decode_events(body)
         if not events:
             return JSONResponse({"accepted": 0, "rejected": rejected}, status_code=400)
