@@ -15,6 +15,7 @@ from scout_server.replica import Replica, Request, RequestTooLargeError
 from scout_server.sim.chains import chain_name
 from scout_server.sim.clients import Clients, HintSettings
 from scout_server.sim.gate import Gate
+from scout_server.sim.hardware.fitted import FrontLatency
 from scout_server.sim.oracle import Future
 from scout_server.sim.programs import ProgramRun
 from scout_server.sim.prompts import PromptHasher, next_of_session
@@ -44,7 +45,7 @@ class ArrivalSettings:
 
 
 # Kinds of events, in the order in which they happen at one instant.
-_RELEASE, _ARRIVAL, _ASK, _SAMPLE = range(4)
+_REPLY, _RELEASE, _ENTER, _ARRIVAL, _ASK, _SAMPLE = range(6)
 
 
 _ASK_EVERY_S = 1.0
@@ -54,8 +55,8 @@ class Cell:
     """
     Runs programs over replicas until all are done.
 
-    Event key: (time, kind, sequence); at one instant steps end first, then turns are released, then
-    programs arrive. One instance runs once.
+    Event key: (time, kind, sequence); at one instant steps end first, then replies reach clients,
+    then turns are released and enter replicas, then programs arrive. One instance runs once.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Cell:
         tiers: Tiers | None = None,
         future: Future | None = None,
         gate: Gate | None = None,
+        front: FrontLatency | None = None,
         timeline: int = 0,
         sample_s: float = 0.0,
         on_finish: Callable[[Sent, Request, float], None] | None = None,
@@ -86,6 +88,7 @@ class Cell:
         self._tiers = tiers
         self._future = future
         self._gate = gate
+        self._front = front or FrontLatency()
         self._held: dict[str, tuple[ProgramRun, int, Sequence[int], TurnView, float]] = {}
         self._asked = math.inf
         """When the gate is asked again."""
@@ -142,6 +145,12 @@ class Cell:
                 run.end_gap()
                 if not run.stopped:
                     self._release(run, index, time)
+            elif kind == _REPLY:
+                sent, request = cast(tuple[Sent, Request], what)
+                self._replied(sent, request, time)
+            elif kind == _ENTER:
+                sent, request = cast(tuple[Sent, Request], what)
+                self._enter(request, sent, time)
             elif kind == _ARRIVAL:
                 self._arrive(cast(Program, what), time)
             elif kind == _ASK:
@@ -317,7 +326,12 @@ class Cell:
                 moving = self._tiers.fetch(route.replica, view.prompt_hashes, now)
             if moving is not None:
                 self._tiers.expect(request.request_id, moving)
-        self._submit(request, sent, now)
+        sent.run.send(sent.index, request)
+        delay = self._front.request_s(request.prompt_tokens)
+        if delay > 0.0:
+            self._push(now + delay, _ENTER, (sent, request))
+        else:
+            self._enter(request, sent, now)
 
     def _request(self, run: ProgramRun, index: int, hashes: Sequence[int], sent: Sent) -> Request:
         program = run.program
@@ -343,16 +357,16 @@ class Cell:
             payload=sent,
         )
 
-    def _submit(self, request: Request, sent: Sent, now: float) -> bool:
+    def _enter(self, request: Request, sent: Sent, now: float) -> None:
+        """Let a turn arrive at its replica's engine."""
         try:
             self._replicas[sent.replica].submit(request, now)
         except RequestTooLargeError:
+            del sent.run.active[sent.index]
             self._give_up(sent.run, now)
-            return False
-        sent.run.send(sent.index, request)
+            return
         sent.outstanding = request.prompt_tokens
         self._views[sent.replica].outstanding_tokens += sent.outstanding
-        return True
 
     def _give_up(self, run: ProgramRun, now: float) -> None:
         """End a program whose turn can never fit: the context is too long for the pool."""
@@ -364,22 +378,30 @@ class Cell:
                 self._next_arrival()
 
     def _finished(self, request: Request, now: float) -> None:
+        """Take in that a replica is done with a turn."""
         sent = request.payload
         assert isinstance(sent, Sent)
-        run = sent.run
         self._views[sent.replica].outstanding_tokens -= sent.outstanding
-        self._count(request, sent, now)
-        due = run.finish(sent.index, now)
-        if self._future is not None and not due:
-            self._future.tell(
-                chain_name(sent.view.session, sent.view.agent), sent.view.agent, math.inf
-            )
         if self._gate is not None:
             self._gate.finish(request, now)
             if self._held:
                 self._let_in(now)
         if self._on_finish is not None:
             self._on_finish(sent, request, now)
+        if self._front.reply_s > 0.0:
+            self._push(now + self._front.reply_s, _REPLY, (sent, request))
+        else:
+            self._replied(sent, request, now)
+
+    def _replied(self, sent: Sent, request: Request, now: float) -> None:
+        """Let the client have the reply: what waits for it begins."""
+        run = sent.run
+        self._count(request, sent, now)
+        due = run.finish(sent.index, now)
+        if self._future is not None and not due:
+            self._future.tell(
+                chain_name(sent.view.session, sent.view.agent), sent.view.agent, math.inf
+            )
         if run.stopped:
             return
         for index in due:
@@ -393,6 +415,7 @@ class Cell:
         scheduled, first = request.first_scheduled_at, request.first_token_at
         assert scheduled is not None
         assert first is not None
+        first += self._front.reply_s
         stats.turns += 1
         stats.ttft.add(first - released)
         stats.turn.add(now - released)

@@ -10,7 +10,7 @@ from scout_server.replica import EvictionHook, Replica, Request
 from scout_server.replica.latency import LatencyModel, StepBatch
 from scout_server.sim.cell import Cell
 from scout_server.sim.gate import Gate
-from scout_server.sim.hardware import latency_of
+from scout_server.sim.hardware import front_of, latency_of
 from scout_server.sim.hardware.specs import PoolSize, find_gpu, find_model, pool_blocks
 from scout_server.sim.oracle import Future
 from scout_server.sim.prompts import PromptHasher
@@ -179,6 +179,12 @@ def prepare(
         tiers=tiers,
         future=future,
         gate=gate,
+        front=front_of(
+            kind=hardware.latency,
+            model=model,
+            gpu=find_gpu(hardware.gpu),
+            profile=hardware.profile,
+        ),
         timeline=scenario.cell.timeline,
         sample_s=1.0 if scenario.cell.timeline else 0.0,
     )

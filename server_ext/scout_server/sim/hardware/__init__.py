@@ -4,12 +4,17 @@ from pathlib import Path
 
 from scout_sdk._errors import ConfigError
 from scout_server.replica.latency import LatencyModel
-from scout_server.sim.hardware.fitted import FittedLatency, find_profile, load_profile
+from scout_server.sim.hardware.fitted import (
+    FittedLatency,
+    FrontLatency,
+    find_profile,
+    load_profile,
+)
 from scout_server.sim.hardware.roofline import RooflineLatency, all_reduce_s
 from scout_server.sim.hardware.specs import GpuSpec, ModelSpec
 from scout_server.sim.hardware.tables import load_llmservingsim
 
-__all__ = ["latency_of", "split_over"]
+__all__ = ["front_of", "latency_of", "split_over"]
 
 
 def split_over(
@@ -44,3 +49,12 @@ def latency_of(
         return load_llmservingsim(Path(tables), layers=model.layers, spans=True)
     msg = f"unknown latency model {kind!r}; known: calibrated, fitted, roofline, tables"
     raise ConfigError(msg)
+
+
+def front_of(*, kind: str, model: ModelSpec, gpu: GpuSpec, profile: str = "") -> FrontLatency:
+    """Return what passes outside the engine; nothing where the latency model does not say."""
+    if kind == "fitted":
+        return find_profile(gpu.name, model.name).front
+    if kind == "calibrated":
+        return load_profile(Path(profile)).front
+    return FrontLatency()

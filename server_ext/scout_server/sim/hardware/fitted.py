@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
@@ -12,7 +12,14 @@ import pydantic
 from scout_sdk._errors import ConfigError
 from scout_server.replica.latency import StepBatch
 
-__all__ = ["FittedLatency", "Profile", "find_profile", "load_profile", "shipped_profiles"]
+__all__ = [
+    "FittedLatency",
+    "FrontLatency",
+    "Profile",
+    "find_profile",
+    "load_profile",
+    "shipped_profiles",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +115,26 @@ class FittedLatency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrontLatency:
+    """
+    What passes outside the engine's steps: HTTP, tokenizer, queues between processes; seconds.
+
+    It delays its own request only; the engine goes on meanwhile.
+    """
+
+    request_s_fixed: float = 0.0
+    """From the client's sending to the engine's waiting queue."""
+    request_s_per_token: float = 0.0
+    """The same, for every prompt token."""
+    reply_s: float = 0.0
+    """From the end of a step to the token at the client."""
+
+    def request_s(self, prompt_tokens: int) -> float:
+        """Return the seconds until a request is in the engine."""
+        return self.request_s_fixed + self.request_s_per_token * prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Coefficients for one model on one device, and where they come from."""
 
@@ -119,6 +146,7 @@ class Profile:
     error: dict[str, float]
     """Mean absolute relative error by part: dense, prefill_attention, decode_attention, ..."""
     note: str = ""
+    front: FrontLatency = field(default_factory=FrontLatency)
 
 
 _ADAPTER = pydantic.TypeAdapter(Profile)

@@ -98,6 +98,10 @@ _MODELS = (
         name="smollm2-135m", parameters=134.5e6, layers=30, hidden=576, heads=9, kv_heads=3,
         head_dim=64, intermediate=1536, vocabulary=49152, tied=True,
     ),
+    ModelSpec(
+        name="scout-tiny", parameters=7.2e6, layers=4, hidden=256, heads=4, kv_heads=2,
+        head_dim=64, intermediate=688, vocabulary=8192,
+    ),
 )  # fmt: skip
 MODELS = {spec.name: spec for spec in _MODELS}
 
