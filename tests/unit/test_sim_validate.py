@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from scout_sdk import ConfigError
 from scout_server.replica import BatchSettings, LinearLatency, Replica, Request
-from scout_server.sim.calibrate import Answer, calibrate, fit_answers
 from scout_server.sim.cli import sim_app
 from scout_server.sim.silicon import load_points, simulate_point, summarise
 from scout_server.sim.validate import load_run, replay, tables_beside
@@ -138,36 +137,3 @@ def test_points_are_simulated_at_their_concurrency(tmp_path):
     assert one.tpot < many.tpot
     (summary,) = summarise([one, many])
     assert summary["points"] == 2
-
-
-def test_a_fit_recovers_what_made_the_answers():
-    """Answers of a known latency give its coefficients back."""
-    answers = [
-        Answer(
-            prompt_tokens=n, output_tokens=1, concurrency=1, step_s=0.0,
-            first_s=0.01 + 1e-4 * n,
-        )
-        for n in (64, 256, 768, 1536)
-    ]  # fmt: skip
-    answers += [
-        Answer(
-            prompt_tokens=n, output_tokens=41, concurrency=c, first_s=0.1,
-            step_s=0.01 + 1e-3 * c + 1e-7 * c * (n + 20.5),
-        )
-        for c in (1, 2, 4, 8)
-        for n in (64, 1536)
-    ]  # fmt: skip
-    profile = fit_answers(answers, model="m", source="test")
-    for sequences, context in ((1, 500), (6, 6 * 900)):
-        wanted = 0.01 + 1e-3 * sequences + 1e-7 * context
-        assert profile.latency.mixed_s((), sequences, context) == pytest.approx(wanted, rel=0.01)
-    assert profile.latency.mixed_s([(512, 0)], 0, 0) == pytest.approx(0.01 + 0.0512, rel=0.01)
-    assert max(profile.error.values()) < 0.01
-    with pytest.raises(ConfigError, match="3 prompt lengths"):
-        fit_answers(answers[:1], model="m", source="test")
-
-
-def test_no_server_is_a_clear_error():
-    """A closed port is reported, not a traceback."""
-    with pytest.raises(ConfigError, match="does not list a model"):
-        calibrate("http://127.0.0.1:9")

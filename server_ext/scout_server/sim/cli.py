@@ -1,7 +1,5 @@
 """`scout sim`: run, compare and sweep simulations of agent programs."""
 
-import dataclasses
-import itertools
 import json
 import math
 import os
@@ -16,29 +14,19 @@ from rich.console import Console
 from rich.table import Table
 
 from scout_sdk._errors import ConfigError, ScoutError
-from scout_server.replica import LatencyModel
 from scout_server.report import Target, command_line, emit, progress
-from scout_server.sim.calibrate import Calibration, calibrate
+from scout_server.sim.accuracy_cli import register_accuracy
 from scout_server.sim.consoles import wide_console
-from scout_server.sim.hardware.fitted import plain as plain_profile
 from scout_server.sim.html import write_report
 from scout_server.sim.paper import EXPERIMENTS, Finding, run_experiment
 from scout_server.sim.record import CellRecord
 from scout_server.sim.scenario import Scenario, defaults_yaml, load_document, scenario_of
-from scout_server.sim.silicon import load_points, simulate_point, summarise
 from scout_server.sim.simulate import programs_of
 from scout_server.sim.sweep import Axis, axes_of, combine, split_axes
 from scout_server.sim.sweep import sweep as run_sweep
 from scout_server.sim.tools import durations_by_tool, fit_tools, save_tools
 from scout_server.sim.traces import TraceReader
 from scout_server.sim.traces.inspection import inspect
-from scout_server.sim.validate import (
-    load_run,
-    profile_latency,
-    replay,
-    run_latency,
-    tables_beside,
-)
 
 __all__ = ["sim_app"]
 
@@ -214,73 +202,6 @@ def sweep_command(
     _report(records, scenario=scenario, as_json=json_output, html=html, out=out)
 
 
-@sim_app.command("validate")
-def validate_command(
-    path: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of the run (requests.jsonl, meta.json), or the sample's CSV."),
-    ] = None,
-    against: Annotated[str, typer.Option(help="measured-run or silicon.")] = "measured-run",
-    tables: Annotated[
-        Path | None, typer.Option(help="Layer tables; none: those beside the run.")
-    ] = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Use the shipped profile, not layer tables.")
-    ] = False,
-    every: Annotated[int, typer.Option(min=1, help="silicon: every n-th point.")] = 1,
-    json_output: Json = False,
-) -> None:
-    """Compare the simulator with what was measured; nothing is fitted on it."""
-    try:
-        if against not in ("measured-run", "silicon"):
-            raise ConfigError(f"--against {against!r} is unknown; known: measured-run, silicon")
-        if path is None:
-            raise ConfigError(f"--against {against} needs a path")
-        if against == "silicon":
-            errors = [
-                simulate_point(p) for p in itertools.islice(load_points(path), 0, None, every)
-            ]
-            results: dict[str, object] = {"points": len(errors), "errors": summarise(errors)}
-            targets: list[Target] = []
-        else:
-            results, targets = _measured_run(path, tables, profile=profile)
-    except ScoutError as error:
-        raise _fail(error) from error
-    emit(wide_console(), command_line(), None, results, targets, json_output)
-
-
-def _measured_run(
-    path: Path, tables: Path | None, *, profile: bool
-) -> tuple[dict[str, object], list[Target]]:
-    run = load_run(path)
-    source = "shipped profile"
-    if profile:
-        latency: LatencyModel = profile_latency(run)
-    else:
-        found = tables if tables is not None else tables_beside(path, run)
-        latency, source = run_latency(run, found), found.name
-    errors, replica = replay(run, latency)
-    results: dict[str, object] = {
-        "figures": [
-            {
-                "figure": e.name,
-                "measured": e.measured,
-                "simulated": e.simulated,
-                "error %": 100 * e.error,
-            }
-            for e in errors
-        ],
-        "run": run.name,
-        "step times from": source,
-        "requests": len(run.requests),
-        "KV blocks": run.kv_blocks,
-        "engine steps": replica.counters.steps,
-        "preemptions": replica.counters.preemptions,
-    }
-    targets = [Target.at_most(f"|error| of {e.name}", abs(e.error), 0.05) for e in errors[:4]]
-    return results, targets
-
-
 @sim_app.command("fit-tools")
 def fit_tools_command(
     trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Scout trace.")],
@@ -352,25 +273,4 @@ def paper_command(
     emit(wide_console(), command_line(), 1, {"findings": rows}, targets, json_output)
 
 
-@sim_app.command("calibrate")
-def calibrate_command(
-    out: Annotated[Path, typer.Argument(help="Profile to write (JSON).")],
-    url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server.")],
-    repeats: Annotated[int, typer.Option(min=1)] = 3,
-    seed: int = 1,
-    json_output: Json = False,
-) -> None:
-    """Measure a running server and write a profile (hardware.latency=calibrated)."""
-    try:
-        profile, answers = calibrate(url, Calibration(repeats=repeats, seed=seed))
-    except ScoutError as error:
-        raise _fail(error) from error
-    out.write_text(json.dumps(plain_profile(profile), indent=1) + "\n", "utf-8")
-    results: dict[str, object] = {
-        "coefficients, s": dataclasses.asdict(profile.latency),
-        "mean |error|": profile.error,
-        "requests measured": len(answers),
-        "model": profile.model,
-        "profile": str(out),
-    }
-    emit(wide_console(), command_line(), seed, results, (), json_output)
+register_accuracy(sim_app)

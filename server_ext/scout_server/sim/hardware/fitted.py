@@ -51,6 +51,8 @@ class FittedLatency:
     """Overhead of every step: host, launches that a graph does not hide."""
     prefill_s_fixed: float = 0.0
     """Overhead of a step that holds a prefill."""
+    prefill_s_per_request: float = 0.0
+    """Per prompt in a step, beyond its tokens: tables of its blocks, its first token's sampling."""
     elementwise_s_per_token: float = 0.0
     """Norms, activations, rotations."""
     reduce_s_fixed: float = 0.0
@@ -73,6 +75,7 @@ class FittedLatency:
                 tokens += new
                 pairs += new * (old + 0.5 * new)
             seconds += self.prefill_s_fixed + self.pair_s * pairs
+            seconds += self.prefill_s_per_request * len(prefill)
         if sequences:
             seconds += self.attention_s_fixed + self.sequence_s * sequences
             seconds += self.kv_token_s * context_tokens
@@ -108,6 +111,7 @@ class FittedLatency:
             attention_s_fixed=self.attention_s_fixed,
             step_s_fixed=self.step_s_fixed,
             prefill_s_fixed=self.prefill_s_fixed,
+            prefill_s_per_request=self.prefill_s_per_request,
             elementwise_s_per_token=self.elementwise_s_per_token,
             reduce_s_fixed=latency_s,
             reduce_s_per_token=s_per_token,

@@ -1,0 +1,265 @@
+"""`scout sim validate` and `scout sim calibrate`: the simulator against what was measured."""
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+
+from scout_sdk._errors import ConfigError, ScoutError
+from scout_server.replica import LatencyModel
+from scout_server.report import Target, command_line, emit
+from scout_server.sim.calibrate import calibrate
+from scout_server.sim.consoles import wide_console
+from scout_server.sim.hardware.fitted import load_profile, plain
+from scout_server.sim.livecells import CELLS, LOADS, SHAPES, LiveCell, ServerKind, cells_on
+from scout_server.sim.liverun import Campaign, measure, measure_at, server_at
+from scout_server.sim.livevalidate import CellError, compare, load_measured, simulate_cell
+from scout_server.sim.probes import Calibration
+from scout_server.sim.silicon import load_points, simulate_point, summarise
+from scout_server.sim.validate import (
+    load_run,
+    profile_latency,
+    replay,
+    run_latency,
+    tables_beside,
+)
+
+__all__ = ["register_accuracy"]
+
+_AGAINST = ("measured-run", "silicon", "vllm")
+_LEAST_CELLS = 20
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def register_accuracy(app: typer.Typer) -> None:
+    """Add the commands to *app*."""
+    app.command("validate")(_validate)
+    app.command("calibrate")(_calibrate)
+
+
+def _fail(error: Exception) -> typer.Exit:
+    Console(stderr=True).print(f"scout: {error}", style="red", markup=False, highlight=False)
+    return typer.Exit(1)
+
+
+def _validate(
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of the run (requests.jsonl, meta.json), or the sample's CSV."),
+    ] = None,
+    against: Annotated[str, typer.Option(help=f"One of {', '.join(_AGAINST)}.")] = "measured-run",
+    tables: Annotated[
+        Path | None, typer.Option(help="Layer tables; none: those beside the run.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Use the shipped profile, not layer tables.")
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, help="silicon: every n-th point.")] = 1,
+    url: Annotated[
+        str, typer.Option(help="vllm: a server that runs; none: servers are started, one by one.")
+    ] = "",
+    out: Annotated[
+        Path, typer.Option(help="vllm: folder of what is measured; what is there is not redone.")
+    ] = Path("scout-validate"),
+    repetitions: Annotated[int, typer.Option(min=1, help="vllm: runs of every cell.")] = 3,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="vllm: begin nothing later; 0: only compare.")
+    ] = 600.0,
+    only: Annotated[str, typer.Option(help="vllm: cells whose name has this in it.")] = "",
+    models: Annotated[Path, typer.Option(help="vllm: folder of the models.")] = Path("models"),
+    shape: Annotated[
+        str, typer.Option(help="vllm with --url: sizes of programs, smollm2 or tiny.")
+    ] = "smollm2",
+    batched_tokens: Annotated[
+        int, typer.Option(help="vllm with --url: its --max-num-batched-tokens.")
+    ] = 2048,
+    json_output: Json = False,
+) -> None:
+    """
+    Compare the simulator with what was measured; nothing is fitted on it.
+
+    --against vllm measures: the same programs on the engine and in the simulator. Step times are
+    from `calibrate` on the first server of each model, in runs of its own.
+    """
+    targets: list[Target] = []
+    try:
+        if against not in _AGAINST:
+            msg = f"--against {against!r} is unknown; known: {', '.join(_AGAINST)}"
+            raise ConfigError(msg)
+        if against == "vllm":
+            cells: list[LiveCell] = [c for c in CELLS if only in c.name]
+            if url:
+                kind = asyncio.run(_server(url, shape, batched_tokens))
+                cells = [c for c in cells_on(kind, LOADS) if only in c.name]
+            if not cells:
+                raise ConfigError(f"no cell has {only!r} in its name")
+            campaign = Campaign(
+                cells=cells,
+                repetitions=repetitions,
+                out=out,
+                models=models,
+                until=time.monotonic() + 60.0 * minutes,
+                calibration=Calibration(),
+            )
+            results, targets = _vllm(campaign, url, whole=not only and not url)
+        elif path is None:
+            raise ConfigError(f"--against {against} needs a path")
+        elif against == "silicon":
+            errors = [
+                simulate_point(p) for p in itertools.islice(load_points(path), 0, None, every)
+            ]
+            results = {"points": len(errors), "errors": summarise(errors)}
+        else:
+            results, targets = _measured_run(path, tables, profile=profile)
+    except ScoutError as error:
+        raise _fail(error) from error
+    emit(wide_console(), command_line(), None, results, targets, json_output)
+
+
+async def _server(url: str, shape: str, batched_tokens: int) -> ServerKind:
+    if shape not in SHAPES:
+        raise ConfigError(f"--shape {shape!r} is unknown; known: {', '.join(SHAPES)}")
+    async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
+        return await server_at(client, shape=shape, batched_tokens=batched_tokens)
+
+
+def _vllm(campaign: Campaign, url: str, *, whole: bool) -> tuple[dict[str, object], list[Target]]:
+    console = Console(stderr=True)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    if not campaign.over:
+        asyncio.run(measure_at(campaign, url, say) if url else measure(campaign, say))
+    measured = load_measured(campaign.lines)
+    wanted = {m.cell for m in measured}
+    simulated = {
+        cell.name: simulate_cell(cell, campaign.profile(cell.server.model))
+        for cell in campaign.cells
+        if cell.name in wanted
+    }
+    errors = compare(campaign.cells, measured, simulated)
+    if not errors:
+        msg = f"nothing is measured in {campaign.lines}; give it --minutes"
+        raise ConfigError(msg)
+    profiles = {
+        model: load_profile(campaign.profile(model))
+        for model in dict.fromkeys(cell.server.model for cell in campaign.cells)
+        if campaign.profile(model).is_file()
+    }
+    results: dict[str, object] = {
+        "cells": [_row(e) for e in errors],
+        "fit error of step times": {name: p.error for name, p in profiles.items()},
+    }
+    jct = statistics.fmean(abs(e.jct) for e in errors)
+    throughput = statistics.fmean(abs(e.throughput) for e in errors)
+    hits = statistics.fmean(abs(e.hit_points) for e in errors)
+    results["mean |error|"] = {"JCT": jct, "throughput": throughput, "hit rate, points": hits}
+    results["mean distance of a repetition from the median"] = {
+        "JCT": statistics.fmean(e.spread.jct_s for e in errors),
+        "throughput": statistics.fmean(e.spread.tokens_per_s for e in errors),
+        "hit rate, points": statistics.fmean(e.spread.hit_rate for e in errors),
+    }
+    targets = [
+        Target.at_most("mean |error| of JCT", jct, 0.05),
+        Target.at_most("mean |error| of throughput", throughput, 0.02),
+        Target.at_most("mean |error| of hit rate, points", hits, 1.0),
+    ]
+    if whole:
+        targets.append(Target.at_least("cells", float(len(errors)), float(_LEAST_CELLS)))
+    return results, targets
+
+
+def _row(error: CellError) -> dict[str, object]:
+    seen, said, spread = error.measured, error.simulated, error.spread
+    return {
+        "cell": error.cell.partition("-")[2],
+        "runs": error.repetitions,
+        "JCT s": seen.jct_s,
+        "sim": said.jct_s,
+        "err %": 100 * error.jct,
+        "+-%": 100 * spread.jct_s,
+        "tok/s": seen.tokens_per_s,
+        "sim ": said.tokens_per_s,
+        "err % ": 100 * error.throughput,
+        "+-% ": 100 * spread.tokens_per_s,
+        "hit %": 100 * seen.hit_rate,
+        "sim  ": 100 * said.hit_rate,
+        "points": error.hit_points,
+        "+-": spread.hit_rate,
+        "TTFT s": seen.ttft_s,
+        "sim   ": said.ttft_s,
+        "queue s": seen.queue_s,
+        "sim    ": said.queue_s,
+        "preempted": seen.preemptions,
+        "sim     ": said.preemptions,
+    }
+
+
+def _measured_run(
+    path: Path, tables: Path | None, *, profile: bool
+) -> tuple[dict[str, object], list[Target]]:
+    run = load_run(path)
+    source = "shipped profile"
+    if profile:
+        latency: LatencyModel = profile_latency(run)
+    else:
+        found = tables if tables is not None else tables_beside(path, run)
+        latency, source = run_latency(run, found), found.name
+    errors, replica = replay(run, latency)
+    results: dict[str, object] = {
+        "figures": [
+            {
+                "figure": e.name,
+                "measured": e.measured,
+                "simulated": e.simulated,
+                "error %": 100 * e.error,
+            }
+            for e in errors
+        ],
+        "run": run.name,
+        "step times from": source,
+        "requests": len(run.requests),
+        "KV blocks": run.kv_blocks,
+        "engine steps": replica.counters.steps,
+        "preemptions": replica.counters.preemptions,
+    }
+    targets = [Target.at_most(f"|error| of {e.name}", abs(e.error), 0.05) for e in errors[:4]]
+    return results, targets
+
+
+def _calibrate(
+    out: Annotated[Path, typer.Argument(help="Profile to write (JSON).")],
+    url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server.")],
+    gpu: Annotated[str, typer.Option(help="Name of what it runs on.")] = "this machine",
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    longest: Annotated[
+        int, typer.Option(min=256, help="Leave out probes with more tokens than this.")
+    ] = 4096,
+    seed: int = 1,
+    json_output: Json = False,
+) -> None:
+    """Measure a running server and write a profile (hardware.latency=calibrated)."""
+    settings = Calibration(repeats=repeats, seed=seed).up_to(longest)
+    try:
+        profile, probes = calibrate(url, settings, gpu=gpu)
+    except ScoutError as error:
+        raise _fail(error) from error
+    out.write_text(json.dumps(plain(profile), indent=1) + "\n", "utf-8")
+    results: dict[str, object] = {
+        "coefficients, s": dataclasses.asdict(profile.latency),
+        "outside the engine, s": dataclasses.asdict(profile.front),
+        "mean |error|": profile.error,
+        "steps measured": len(probes.steps),
+        "model": profile.model,
+        "profile": str(out),
+    }
+    emit(wide_console(), command_line(), seed, results, (), json_output)

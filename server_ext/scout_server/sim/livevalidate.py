@@ -1,0 +1,202 @@
+"""The simulator against a running vLLM: the same programs on both, cell by cell."""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pydantic
+
+from scout_sdk._errors import ConfigError
+from scout_server.sim.live import LiveRun, trace_of
+from scout_server.sim.livecells import LiveCell, programs_of_cell
+from scout_server.sim.scenario import scenario_of
+from scout_server.sim.simulate import prepare, record_of
+
+__all__ = [
+    "CellError",
+    "CellFigures",
+    "Measured",
+    "compare",
+    "load_measured",
+    "measured_line",
+    "measured_of",
+    "simulate_cell",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFigures:
+    """What is compared of one run of one cell."""
+
+    jct_s: float
+    """Mean seconds of a program."""
+    tokens_per_s: float
+    """Generated tokens by the seconds from the first request to the last reply."""
+    hit_rate: float
+    ttft_s: float
+    queue_s: float
+    preemptions: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One measured repetition, as a line of the file says it."""
+
+    cell: str
+    repetition: int
+    figures: CellFigures
+    requests: list[tuple[int, int, float, float, float, int, int]]
+    """Program, turn, sent, first, last, prompt tokens, output tokens: to look into errors."""
+
+
+def measured_of(cell: LiveCell, repetition: int, run: LiveRun) -> Measured:
+    """Return the figures of a run."""
+    requests = run.requests
+    output = sum(r.output_tokens for r in requests)
+    return Measured(
+        cell=cell.name,
+        repetition=repetition,
+        figures=CellFigures(
+            jct_s=statistics.fmean(run.jct_s),
+            tokens_per_s=output / run.wall_s,
+            hit_rate=run.hit_rate,
+            ttft_s=statistics.fmean(r.first_s - r.sent_s for r in requests),
+            queue_s=run.counted["request_queue_time_seconds_sum"] / len(requests),
+            preemptions=run.counted["num_preemptions"],
+        ),
+        requests=[
+            (
+                r.program, r.turn, round(r.sent_s, 5), round(r.first_s, 5), round(r.last_s, 5),
+                r.prompt_tokens, r.output_tokens,
+            )
+            for r in requests
+        ],
+    )  # fmt: skip
+
+
+_ADAPTER = pydantic.TypeAdapter(Measured)
+
+
+def measured_line(measured: Measured) -> str:
+    """Return the line of one repetition."""
+    return json.dumps(asdict(measured), separators=(",", ":")) + "\n"
+
+
+def load_measured(path: Path) -> list[Measured]:
+    """Return what was measured so far; nothing without a file; ConfigError for a broken line."""
+    if not path.is_file():
+        return []
+    return list(_lines(path))
+
+
+def _lines(path: Path) -> Iterator[Measured]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            yield _ADAPTER.validate_json(line)
+        except pydantic.ValidationError as error:
+            msg = f"{path.name}:{number}: {error}"
+            raise ConfigError(msg) from error
+
+
+def scenario_values(cell: LiveCell, profile: Path | str) -> dict[str, object]:
+    """Return the scenario that says what *cell* is; step times come from the file *profile*."""
+    return {
+        "name": cell.name,
+        "hardware": {
+            "gpu": "CPU",
+            "model": "smollm2-135m",
+            "latency": "calibrated",
+            "profile": str(profile),
+            # vLLM keeps one block for itself
+            "kv_blocks": cell.server.blocks - 1,
+        },
+        "engine": {
+            "block_tokens": cell.server.block_tokens,
+            "max_num_seqs": cell.server.max_seqs,
+            "max_batched_tokens": cell.server.batched_tokens,
+        },
+        "cell": {"timeline": 0},
+        "residency": {"policy": cell.server.eviction},
+        "router": {"policy": "round-robin"},
+        "arrivals": {"concurrency": cell.concurrency},
+    }
+
+
+def simulate_cell(cell: LiveCell, profile: Path) -> CellFigures:
+    """Return what the simulator says of *cell*."""
+    programs = programs_of_cell(cell, 0)
+    prepared = prepare(
+        scenario_of(scenario_values(cell, profile)), trace_of(programs, cell.server.block_tokens)
+    )
+    prepared.cell.run()
+    record = record_of(prepared)
+    return CellFigures(
+        jct_s=prepared.cell.stats.jct.mean,
+        tokens_per_s=record.tokens_per_s,
+        hit_rate=record.hit_rate,
+        ttft_s=prepared.cell.stats.ttft.mean,
+        queue_s=prepared.cell.stats.queue.mean,
+        preemptions=record.preemptions,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellError:
+    """One cell: measured (median of the repetitions), simulated, and how far they are apart."""
+
+    cell: str
+    repetitions: int
+    measured: CellFigures
+    simulated: CellFigures
+    spread: CellFigures
+    """Mean distance of a repetition from the median, as the errors are given."""
+
+    @property
+    def jct(self) -> float:
+        """Relative error of the mean completion time."""
+        return self.simulated.jct_s / self.measured.jct_s - 1.0
+
+    @property
+    def throughput(self) -> float:
+        """Relative error of the throughput."""
+        return self.simulated.tokens_per_s / self.measured.tokens_per_s - 1.0
+
+    @property
+    def hit_points(self) -> float:
+        """Error of the hit rate in points."""
+        return 100.0 * (self.simulated.hit_rate - self.measured.hit_rate)
+
+
+_FIELDS = ("jct_s", "tokens_per_s", "hit_rate", "ttft_s", "queue_s", "preemptions")
+
+
+def compare(
+    cells: Sequence[LiveCell],
+    measured: Sequence[Measured],
+    simulated: Mapping[str, CellFigures],
+) -> list[CellError]:
+    """Return the errors of every cell that was measured."""
+    found = []
+    for cell in cells:
+        runs = [m.figures for m in measured if m.cell == cell.name]
+        if not runs:
+            continue
+        median = {f: statistics.median(getattr(r, f) for r in runs) for f in _FIELDS}
+        spread = {
+            f: statistics.fmean(abs(getattr(r, f) - median[f]) for r in runs) for f in _FIELDS
+        }
+        spread["jct_s"] /= median["jct_s"]
+        spread["tokens_per_s"] /= median["tokens_per_s"]
+        spread["hit_rate"] *= 100.0
+        found.append(
+            CellError(
+                cell=cell.name,
+                repetitions=len(runs),
+                measured=CellFigures(**median),
+                simulated=simulated[cell.name],
+                spread=CellFigures(**spread),
+            )
+        )
+    return found
