@@ -2,7 +2,7 @@
 
 import pytest
 
-from scout_server.bench.tao import BASELINES, CELLS, PROFILES, CacheAware, Sticky
+from scout_server.bench.taoarms import BASELINES, CELLS, PROFILES, CacheAware, Sticky
 from scout_server.bench.taosim import Cell, programs, simulate
 from scout_server.policy.engine import TaoSettings
 

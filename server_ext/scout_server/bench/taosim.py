@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from scout_sdk import Evidence, SessionEvent, ToolEvent, ToolState
-from scout_server.policy.engine import TaoEngine, TaoSettings, Turn, make_plan
+from scout_server.policy.admission import Plan
+from scout_server.policy.engine import Snapshot, TaoEngine, TaoSettings, Turn, make_plan
 from scout_server.policy.runtime import PolicySettings
 from scout_server.replica.batch import BatchSettings
 from scout_server.replica.hooks import KeyedQueue
@@ -19,7 +20,7 @@ from scout_server.replica.latency import LinearLatency
 from scout_server.replica.replica import Replica
 from scout_server.replica.request import Request
 
-__all__ = ["Cell", "Outcome", "Profile", "Program", "Route", "programs", "simulate"]
+__all__ = ["Cell", "Outcome", "Profile", "Program", "Route", "Watch", "programs", "simulate"]
 
 BLOCK = 256
 _LRU = PolicySettings(hints=False, fingerprints=False)
@@ -91,9 +92,20 @@ class Outcome:
     """Share of turns after the first that ran on another node than the one before."""
     longest_hold_s: float = 0.0
     planning_share: float = 0.0
-    """Wall time of decisions and bookkeeping over the virtual time of the run."""
+    """
+    CPU time of TAO over the virtual time of the run: every call of its engine, that is decisions
+    (snapshot, plan, apply) and bookkeeping (submit, resume, finish, events).
+    """
+    decisions: float = 0.0
+    """Plans made."""
+    virtual_s: float = 0.0
+    """The run's length on its own clock."""
     load: float = 0.0
     """Mean context of live programs, all together, over the KV of all nodes."""
+
+
+Watch = Callable[[Snapshot, Plan], None]
+"""Sees every decision; its own time is not counted."""
 
 
 class Route(Protocol):
@@ -150,7 +162,9 @@ class _World:
     ttfts: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
     output: int = 0
-    wall: float = 0.0
+    watch: Watch | None = None
+    cpu: float = 0.0
+    decisions: int = 0
     hold: float = 0.0
     next_plan: float = 0.0
     recheck: bool = False
@@ -167,7 +181,12 @@ EXPECTED_OUTPUT = 256
 
 
 def simulate(
-    cell: Cell, seed: int, *, route: Route | None = None, tao: TaoSettings | None = None
+    cell: Cell,
+    seed: int,
+    *,
+    route: Route | None = None,
+    tao: TaoSettings | None = None,
+    watch: Watch | None = None,
 ) -> Outcome:
     """Run three times as many programs as may be alive, and return what came out."""
     engine = None if tao is None else TaoEngine(tao)
@@ -183,7 +202,7 @@ def simulate(
         for _ in range(cell.nodes)
     ]
     made = programs(3 * cell.concurrency, seed)
-    world = _World(cell, deque(made), replicas, route, engine)
+    world = _World(cell, deque(made), replicas, route, engine, watch=watch)
     if engine is not None:
         for n in range(cell.nodes):
             engine.set_node(f"n{n}", capacity=kv, slots=64)
@@ -217,7 +236,9 @@ def simulate(
         hit_rate=sum(c.hit_tokens for c in counters) / queried if queried else 0.0,
         moves=world.moves / max(1, world.follow_ups),
         longest_hold_s=world.hold,
-        planning_share=world.wall / now,
+        planning_share=world.cpu / now,
+        decisions=world.decisions,
+        virtual_s=now,
         load=statistics.fmean(world.contexts) / (kv * cell.nodes),
     )
 
@@ -233,7 +254,9 @@ def _happen(world: _World, kind: str, what: object, now: float) -> None:
         if world.tao is not None:
             ended = ToolEvent(name="tool", state=ToolState.ENDED, call_id="c")
             event = SessionEvent(session=str(what.index), tool=ended)
+            began = time.thread_time()
             world.tao.event(event, now=now)
+            world.cpu += time.thread_time() - began
         _ask(world, what, now)
     elif kind == "recheck":
         world.recheck = False
@@ -261,11 +284,11 @@ def _ask(world: _World, program: Program, now: float) -> None:
         assert world.route is not None
         _run(world, key, world.route.choose(program, request, world.replicas), now)
         return
-    began = time.perf_counter()
+    began = time.thread_time()
     turn = Turn(key=key, session=str(program.index), tokens=program.tokens + EXPECTED_OUTPUT)
     world.tao.submit(turn, now=now)
     placement = world.tao.resume(key, now=now)
-    world.wall += time.perf_counter() - began
+    world.cpu += time.thread_time() - began
     if placement is not None:
         _run(world, key, int(placement.node[1:]), now)
 
@@ -296,7 +319,7 @@ def _finished(world: _World, request: Request, node: int, now: float) -> None:
     program.at += 1
     final = program.at == len(program.steps)
     if world.tao is not None:
-        began = time.perf_counter()
+        began = time.thread_time()
         world.tao.finish(
             request.request_id,
             prompt_tokens=request.prompt_tokens,
@@ -315,7 +338,7 @@ def _finished(world: _World, request: Request, node: int, now: float) -> None:
                 evidence=Evidence.SLEEP,
             )
             world.tao.event(SessionEvent(session=str(program.index), tool=said), now=now)
-        world.wall += time.perf_counter() - began
+        world.cpu += time.thread_time() - began
     if final:
         world.latencies.append(now - program.began)
         del world.alive[program.index]
@@ -335,13 +358,17 @@ def _plan(world: _World, now: float) -> None:
         world.at(now + wait, "recheck", None)
     if not tao.changed or now < world.next_plan:
         return
-    began = time.perf_counter()
+    began = time.thread_time()
     snapshot = tao.snapshot(now=now)
     if snapshot is None:
-        world.wall += time.perf_counter() - began
+        world.cpu += time.thread_time() - began
         return
     world.next_plan = now + PLAN_FLOOR_S
-    applied = tao.apply(make_plan(snapshot), now=now)
-    world.wall += time.perf_counter() - began
+    plan = make_plan(snapshot)
+    applied = tao.apply(plan, now=now)
+    world.cpu += time.thread_time() - began
+    world.decisions += 1
+    if world.watch is not None:
+        world.watch(snapshot, plan)
     for placement in applied.placements:
         _run(world, placement.key, int(placement.node[1:]), now)

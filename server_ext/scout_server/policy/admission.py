@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from scout_server.policy.discretise import discretise
+from scout_server.policy.discretise import discretise, worth_table
 from scout_server.policy.placement import Candidate, Evaluator, Placement, Planner, Room
 
 __all__ = ["AdmissionSettings", "Plan", "best_room", "decide"]
@@ -131,6 +131,7 @@ def decide(
     placed_late = frozenset(chosen)
     open_nodes = [n.node for n in nodes if n.node not in kept_free.values()]
     rest = [c for c in pool if c.key not in chosen and c.key not in kept_free]
+    table = worth_table(rest, open_nodes, evaluator)
     problem, hidden = discretise(
         rest,
         [
@@ -145,12 +146,14 @@ def decide(
         ],
         evaluator,
         quantum=settings.quantum_tokens,
+        table=table,
     )
     solution = planner.solve(problem)
     planned = {c.key: open_nodes[i] for c, i in zip(rest, solution.nodes, strict=True) if i >= 0}
-    _spread(rest, planned, left, open_nodes, evaluator)
+    worth = dict(zip((c.key for c in rest), table.tolist(), strict=True))
+    _spread(rest, planned, left, open_nodes, worth)
     chosen.update(planned)
-    _top_up(rest, chosen, left, open_nodes, evaluator)
+    _top_up(rest, chosen, left, open_nodes, evaluator, worth)
     _fill_idle(rest, chosen, left, open_nodes, evaluator)
     plan = _plan(
         pool, chosen, kept_free, evaluator, solution.exact, solution.method, solution.states, hidden
@@ -263,15 +266,15 @@ def _spread(
     planned: dict[str, str],
     left: Mapping[str, _Left],
     names: Sequence[str],
-    evaluator: Evaluator,
+    worth: Mapping[str, list[list[int]]],
 ) -> None:
     """Take room for the plan; sessions worth the same elsewhere go where most room is left."""
     placed = [c for c in rest if c.key in planned]
-    worth = {c.key: [evaluator.values(c, n) for n in names] for c in placed}
     free = [
         c
         for c in placed
-        if sum(v == worth[c.key][names.index(planned[c.key])] for v in worth[c.key]) > 1
+        if (c.nodes is None or len(c.nodes) > 1)
+        and sum(v == worth[c.key][names.index(planned[c.key])] for v in worth[c.key]) > 1
     ]
     tied = {c.key for c in free}
     for candidate in placed:
@@ -309,6 +312,7 @@ def _top_up(
     left: Mapping[str, _Left],
     names: Sequence[str],
     evaluator: Evaluator,
+    worth: Mapping[str, list[list[int]]],
 ) -> None:
     """Place what fits in the tokens that rounding hid or the planner left, best value first."""
     most = max((left[n].tokens for n in names), default=0)
@@ -317,7 +321,7 @@ def _top_up(
         waiting,
         key=lambda c: (
             not c.waiting,
-            tuple(-v for v in max(evaluator.values(c, n) for n in names)),
+            [-v for v in max(worth[c.key])],
             c.arrived,
             c.key,
         ),

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
+import numpy as np
 from annotated_types import Len
 
 from scout_sdk._errors import ConfigError
-from scout_server.policy.placement import Candidate, Evaluator
+from scout_server.policy.placement import Candidate, Evaluator, Ints
 
 __all__ = [
     "AttainedService",
@@ -18,6 +19,7 @@ __all__ = [
     "SmallestFirst",
     "TaoValue",
     "ThunderAgentLike",
+    "ThunderAgentResident",
     "evaluator",
     "evaluators",
 ]
@@ -60,6 +62,23 @@ class TaoValue:
         }
         return tuple(parts[part] for part in self.objective)
 
+    def table(self, candidates: Sequence[Candidate], nodes: Sequence[str]) -> Ints:
+        """Return the triples of all candidates on all nodes."""
+        table = np.zeros((len(candidates), len(nodes), len(self.objective)), dtype=np.int64)
+        for c, part in enumerate(self.objective):
+            if part == "readiness":
+                table[:, :, c] = np.array([[k.ready] for k in candidates], np.int64).reshape(-1, 1)
+            elif part == "footprint":
+                sizes = np.array([k.footprint for k in candidates], dtype=np.int64)
+                table[:, :, c] = sizes[:, None]
+            else:
+                columns = {node: i for i, node in enumerate(nodes)}
+                for s, candidate in enumerate(candidates):
+                    for node in candidate.credits:
+                        if node in columns:
+                            table[s, columns[node], c] = _credit(candidate, node)
+        return table
+
 
 class ThunderAgentLike:
     """
@@ -75,6 +94,22 @@ class ThunderAgentLike:
         returning = candidate.waiting and candidate.turns > 0
         new = candidate.waiting and candidate.turns == 0
         return int(returning), int(new), 1, -candidate.footprint
+
+
+class ThunderAgentResident:
+    """
+    Sessions in a gap keep what they hold, large ones first; then ThunderAgent's order.
+
+    With a short credit half-life: its capacity rule, in which the tokens of acting programs decay.
+    """
+
+    name = "thunderagent-resident"
+
+    def values(self, candidate: Candidate, node: str) -> tuple[int, ...]:
+        """Return (what it holds in its gap, is a returning turn, is a new one, minus its size)."""
+        if not candidate.waiting:
+            return candidate.footprint, 0, 0, 0
+        return 0, int(candidate.turns > 0), int(candidate.turns == 0), -candidate.footprint
 
 
 class SmallestFirst:
@@ -128,6 +163,7 @@ def evaluators(settings: EvaluatorSettings | None = None) -> dict[str, Evaluator
     known: tuple[Evaluator, ...] = (
         TaoValue(settings.objective),
         ThunderAgentLike(),
+        ThunderAgentResident(),
         SmallestFirst(),
         ShortestFirst(),
         AttainedService(),

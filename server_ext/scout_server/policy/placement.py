@@ -2,12 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Candidate", "Evaluator", "Placement", "Planner", "Problem", "Room", "Solution"]
+__all__ = [
+    "Candidate",
+    "Evaluator",
+    "Placement",
+    "Planner",
+    "Problem",
+    "Room",
+    "Solution",
+    "TableEvaluator",
+]
 
 Ints = npt.NDArray[np.int64]
 
@@ -91,6 +100,14 @@ class Evaluator(Protocol):
         """
 
 
+@runtime_checkable
+class TableEvaluator(Protocol):
+    """An evaluator that can also answer for all sessions and nodes at once."""
+
+    def table(self, candidates: Sequence[Candidate], nodes: Sequence[str]) -> Ints:
+        """Return what `values` says, as an array [session, node, component]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """
@@ -113,6 +130,11 @@ class Problem:
     """1 for sessions that run when placed, 0 for those that only keep room."""
     order: Ints
     """Rank of arrival, 0 first."""
+    unit: int = 0
+    """
+    Packed worth of one unit of the most important component: more than all the rest of all
+    sessions together. 0: there is no such component, or not known.
+    """
 
     def worth(self, nodes: Sequence[int]) -> int:
         """Return the packed value of an assignment (node index per session, -1: none)."""

@@ -11,6 +11,7 @@ from scout_sdk._errors import ConfigError
 from scout_server.policy.beam import beam_search
 from scout_server.policy.blocks import improve
 from scout_server.policy.capacity_dp import cells, solve_exactly
+from scout_server.policy.decouple import Remainder, decouple
 from scout_server.policy.placement import Planner, Problem, Solution
 
 __all__ = [
@@ -158,9 +159,11 @@ class DynamicProgramme:
     """
     Capacity-state dynamic programme: which sessions, on which nodes, are together worth most?
 
-    Up to `state_budget` states the plan is optimal. Beyond, a beam of `beam_width` partial plans
-    (and a greedy one) is the start, and blocks of one and two nodes are then planned again exactly
-    with the rest fixed, until nothing improves or the work is spent; the method says "beam".
+    What the most important component settles node by node is settled first (`decouple`). Up to
+    `state_budget` states of the remainder the plan is optimal. Beyond, a beam of `beam_width`
+    partial plans (and a greedy one) is the start, and blocks of one and two nodes are then planned
+    again exactly with the rest fixed, until nothing improves or the work is spent; the method says
+    "beam".
     """
 
     name = "dp"
@@ -174,6 +177,30 @@ class DynamicProgramme:
             return Solution(
                 nodes=(-1,) * len(problem.group), exact=True, method=self.name, states=0
             )
+        parts = decouple(problem)
+        if parts is not None:
+            return self._joined(problem, parts)
+        return self._whole(problem)
+
+    def _joined(self, problem: Problem, parts: Remainder) -> Solution:
+        """Return the plan of what is settled and of the remainder together."""
+        nodes = [-1] * len(problem.group)
+        for s, i in parts.settled:
+            nodes[s] = i
+        if parts.problem is None:
+            return Solution(
+                nodes=tuple(nodes), exact=True, method=self.name, states=len(parts.settled)
+            )
+        rest = self._whole(parts.problem)
+        columns = parts.columns.tolist()
+        for s, i in zip(parts.rows.tolist(), rest.nodes, strict=True):
+            if i >= 0:
+                nodes[s] = columns[i]
+        return Solution(
+            nodes=tuple(nodes), exact=rest.exact, method=rest.method, states=rest.states
+        )
+
+    def _whole(self, problem: Problem) -> Solution:
         size = cells(problem)
         if size <= self.settings.state_budget:
             nodes = solve_exactly(problem)
