@@ -29,6 +29,8 @@ class _Waiting:
     arrived: float
     kept: bool = False
     """Its session kept its room when the request came."""
+    cold: tuple[int, Candidate] | None = None
+    """What it is while its session has no credit, and the session's version then."""
 
 
 class TaoEngine:
@@ -60,6 +62,8 @@ class TaoEngine:
         self.ledger.settings = settings.ledger
         self.ledger.credit_settings = settings.credit
         self.readiness.settings = settings.readiness
+        for held in self.waiting.values():
+            held.cold = None
         self.changed = True
 
     # ---- facts -----------------------------------------------------------------------------
@@ -193,12 +197,14 @@ class TaoEngine:
     def snapshot(self, *, now: float) -> Snapshot | None:
         """Return what a decision needs, None when nothing could be let in; forget the change."""
         self.changed = False
+        if not self.waiting:
+            return None
         rooms = self._rooms()
         if not self._any_fits(rooms):
             return None
-        gaps = self._gaps(now=now)
-        if now < self._joint and not self._any_fits(beside(rooms, gaps)):
+        if now < self._joint and not self._any_fits(beside(rooms, self._kept(now=now))):
             return None  # somebody would have to lose a kept room: weighed at intervals
+        gaps = self._gaps(now=now)
         self._joint = now + self.settings.joint_s
         most = self.settings.admission.max_pool
         held = sorted(self.waiting.values(), key=lambda w: (w.arrived, w.turn.key))[:most]
@@ -245,6 +251,8 @@ class TaoEngine:
         held = self.waiting.get(key)
         if held is None or self.reserved:
             return None
+        if len(self.waiting) > 1 and not held.kept:
+            return None
         turn = held.turn
         candidate = self._waiting(held, now=now)
         origin = candidate.origin
@@ -253,13 +261,12 @@ class TaoEngine:
         if not kept and len(self.waiting) > 1:
             return None
         home = origin if kept else None
-        rooms = beside(self._rooms(), self._gaps(now=now), idle=True)
+        rooms = beside(self._rooms(home), self._kept(now=now), idle=True)
         fitting = [
             room
             for room in rooms
             if room.slots > 0
             and turn.tokens <= room.tokens
-            and (home is None or room.node == home)
             and (candidate.nodes is None or room.node in candidate.nodes)
             and (candidate.homes is None or room.node in candidate.homes)
         ]
@@ -303,6 +310,8 @@ class TaoEngine:
     def _waiting(self, held: _Waiting, *, now: float) -> Candidate:
         turn = held.turn
         session = self.ledger.sessions[turn.tenant, turn.session]
+        if held.cold is not None and held.cold[0] == session.version:
+            return held.cold[1]
         credits = self.ledger.credits(session, now=now)
         homes = frozenset(
             name
@@ -316,7 +325,7 @@ class TaoEngine:
             up = {n.name for n in self.ledger.nodes.values() if n.up and not n.draining}
             others = (up if nodes is None else nodes & up) - turn.avoid
             nodes = frozenset(others) or nodes
-        return Candidate(
+        candidate = Candidate(
             key=turn.key,
             session=turn.session,
             tenant=turn.tenant,
@@ -332,6 +341,19 @@ class TaoEngine:
             attained=session.attained,
             expected=max(0, turn.tokens - max(credits.values(), default=0)),
         )
+        if not credits and not turn.avoid:
+            held.cold = session.version, candidate  # credit only fades: it stays what it is
+        return candidate
+
+    def _kept(self, *, now: float) -> dict[str, int]:
+        """Return node -> tokens of the rooms that gaps keep there."""
+        taken: dict[str, int] = {}
+        for session in self.ledger.gaps.values():
+            if session.origin is not None:
+                k = self.ledger.credit_on(session, session.origin, now=now)
+                if k and not self.ledger.nodes[session.origin].draining:
+                    taken[session.origin] = taken.get(session.origin, 0) + k
+        return taken
 
     def _gaps(self, *, now: float) -> list[Candidate]:
         """Return the candidates that gaps are; those that hold nothing any more are let go."""
@@ -349,9 +371,8 @@ class TaoEngine:
         """Return the candidate that a session in a gap is; None: it holds nothing any more."""
         if session.origin is None:
             return None
-        node = self.ledger.nodes.get(session.origin)
-        k = self.ledger.credits(session, now=now).get(session.origin, 0)
-        if node is None or node.draining or k <= 0:
+        k = self.ledger.credit_on(session, session.origin, now=now)
+        if k <= 0 or self.ledger.nodes[session.origin].draining:
             return None
         tenant, name = session.id
         ready = False
@@ -372,14 +393,15 @@ class TaoEngine:
             attained=session.attained,
         )
 
-    def _rooms(self) -> list[Room]:
+    def _rooms(self, only: str | None = None) -> list[Room]:
+        """Return what is left on nodes that take turns (on *only* one), beside what runs."""
         rooms = []
         resident: dict[str, int] = {}
         for session in self.ledger.gaps.values():
             if session.origin is not None:
                 resident[session.origin] = resident.get(session.origin, 0) + 1
-        for node in sorted(self.ledger.nodes.values(), key=lambda n: n.name):
-            if not node.up or node.draining:
+        for node in self.ledger.by_name():
+            if not node.up or node.draining or (only is not None and node.name != only):
                 continue
             tokens, requests = self.ledger.used(node.name)
             slots = node.slots - requests

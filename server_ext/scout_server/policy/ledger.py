@@ -90,6 +90,8 @@ class Session:
     attained: int = 0
     moves: int = 0
     seen: float = 0.0
+    version: int = 0
+    """Counts changes of what is known of it, but for states and for what time alone does."""
 
 
 @dataclass(slots=True)
@@ -136,6 +138,10 @@ class Ledger:
         node.capacity, node.slots = capacity, slots
         return node
 
+    def by_name(self) -> list[Node]:
+        """Return the nodes in order of their names."""
+        return [self.nodes[name] for name in sorted(self.nodes)]
+
     def lose_node(self, name: str, *, forget: bool = False) -> list[str]:
         """Mark a node as down (or *forget* it); return the requests that ran there, released."""
         node = self.nodes.get(name)
@@ -146,6 +152,7 @@ class Ledger:
             self.release(key)
         for session in self.sessions.values():
             session.residues.pop(name, None)  # what was cached there is gone
+            session.version += 1
             if session.origin == name:
                 session.origin = None
         node.up = False
@@ -183,8 +190,17 @@ class Ledger:
         self.sessions.move_to_end(key)
         return session
 
+    def credit_on(self, session: Session, name: str, *, now: float) -> int:
+        """Return what a node that is up still holds for a session."""
+        residue, node = session.residues.get(name), self.nodes.get(name)
+        if residue is None or node is None or not node.up:
+            return 0
+        return credit(residue, self.credit_settings, now=now)
+
     def credits(self, session: Session, *, now: float) -> dict[str, int]:
         """Return what each node that is up still holds for a session; zeros left out."""
+        if not session.residues:
+            return {}
         found = {
             name: k
             for name, residue in session.residues.items()
@@ -201,6 +217,7 @@ class Ledger:
             return
         session.state = SessionState.FINISHED
         session.residues.clear()
+        session.version += 1
         self.gaps.pop(key, None)
         if not session.waiting and not session.running:
             del self.sessions[key]
@@ -226,6 +243,7 @@ class Ledger:
             session.moves += 1
         session.origin = node
         session.seen = now
+        session.version += 1
         if (known := self.nodes.get(node)) is not None:
             known.served += 1
         self.bookings[key] = Booking(
@@ -290,6 +308,7 @@ class Ledger:
         if prompt_tokens is not None:
             tokens = prompt_tokens + (output_tokens or 0)
         session.turns += 1
+        session.version += 1
         session.footprint = tokens
         session.attained += max(0, tokens - (cached_tokens or 0))
         session.seen = now
@@ -319,6 +338,7 @@ class Ledger:
         if session is None or known is None or session.state is SessionState.FINISHED:
             return False
         old = session.residues.get(node)
+        session.version += 1
         if tokens <= 0:
             session.residues.pop(node, None)
         elif used or old is None:

@@ -1,6 +1,6 @@
 """What TAO is told and what it answers: settings, turns, snapshots; and the pure decision."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -104,14 +104,12 @@ def make_plan(snapshot: Snapshot) -> Plan:
     )
 
 
-def beside(rooms: Sequence[Room], gaps: Sequence[Candidate], *, idle: bool = False) -> list[Room]:
-    """Return what is left of busy (and *idle*) rooms beside those of *gaps*."""
-    taken: dict[str, int] = {}
-    for gap in gaps:
-        (node,) = gap.credits
-        taken[node] = taken.get(node, 0) + gap.footprint
+def beside(rooms: Sequence[Room], taken: Mapping[str, int], *, idle: bool = False) -> list[Room]:
+    """Return what is left of busy (and *idle*) rooms beside the tokens *taken* of them."""
     return [
-        replace(r, tokens=max(0, r.tokens - taken.get(r.node, 0))) if r.running or idle else r
+        replace(r, tokens=max(0, r.tokens - taken[r.node]))
+        if r.node in taken and (r.running or idle)
+        else r
         for r in rooms
     ]
 
