@@ -26,6 +26,8 @@ __all__ = [
     "aborted",
     "add_utility",
     "additional_config",
+    "bare_request",
+    "block_manager",
     "cache_policies",
     "call_engines",
     "data_parallel_rank",
@@ -34,6 +36,7 @@ __all__ = [
     "problems",
     "scheduler_class",
     "schedules_synchronously",
+    "stopped",
     "unpaused",
     "warm_up_problem",
     "warm_up_request",
@@ -151,6 +154,50 @@ def warm_up_request(request_id: str, tokens: list[int], like: tuple[Any, ...]) -
         priority=(1 << 31) - 1,
         block_hasher=hasher,
     )
+
+
+def block_manager(blocks: int, block_tokens: int) -> Any:
+    """Return vLLM's KV cache manager over a pool of *blocks* usable blocks, without an engine."""
+    import torch
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    spec = FullAttentionSpec(
+        block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return KVCacheManager(
+        # one more: vLLM's null block
+        KVCacheConfig(blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)]),
+        max_model_len=(blocks + 1) * block_tokens,
+        scheduler_block_size=block_tokens,
+        hash_block_size=block_tokens,
+    )
+
+
+def bare_request(
+    request_id: str, tokens: list[int], block_tokens: int, extra: dict[str, object]
+) -> Any:
+    """Return a request as an engine makes it of a prompt and the `vllm_xargs` *extra*."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request
+
+    init_none_hash(sha256)
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tokens,
+        sampling_params=SamplingParams(ignore_eos=True, extra_args=extra),
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(block_tokens, sha256),
+    )
+
+
+def stopped() -> Any:
+    """Return vLLM's status of a request that has ended by itself."""
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_STOPPED
 
 
 def aborted() -> Any:
