@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scout_server.policy.gaps import GapModel, HintTrust
+from scout_server.policy.lengths import SessionLengths
 from scout_server.policy.sessions import Phase, Session
 from scout_server.policy.transitions import END, Transitions
 
@@ -101,6 +102,7 @@ class Outlook:
         self,
         transitions: Transitions,
         gaps: GapModel,
+        lengths: SessionLengths | None = None,
         *,
         horizon: float,
         starts_per_s: float,
@@ -113,6 +115,7 @@ class Outlook:
         self._ends = (ends + 0.5 + unnoticed) / (ends + 0.5)
         self._transitions = transitions
         self._gaps = gaps
+        self._lengths = SessionLengths() if lengths is None else lengths
         if cycles is None or not cycles.fits(gaps, horizon):
             cycles = Cycles(gaps, horizon)
         self.cycles = cycles
@@ -129,7 +132,9 @@ class Outlook:
         followed = matrix[self._ids][:, self._ids]
         start = matrix[END, 1:]
         start = (start / max(float(start.sum()), 1e-9))[self._ids - 1]
-        self._new: Array = start[:, None, None] * (starts_per_s * cycles.inside)[None]
+        first = self._lengths.ratios(np.zeros(1, dtype=np.int64), _STEPS)[0]
+        coming = starts_per_s * cycles.inside * first[:, None]
+        self._new: Array = start[:, None, None] * coming[None]
         powers = [followed]
         for _ in range(_STEPS - 2):
             powers.append(_product(powers[-1], followed))
@@ -155,9 +160,8 @@ class Outlook:
         for session in sessions:
             if session.kind not in lifts:
                 lifts[session.kind] = self._gaps.end_lift(session.kind)
-        if all(lift == 1.0 for lift in lifts.values()):
-            return np.asarray(end)
         lift = np.array([lifts[s.kind] if s.phase == Phase.GAP else 1.0 for s in sessions])
+        lift = lift * self._lengths.lift(np.array([session.turns for session in sessions]))
         odds = lift * end / (1.0 - end)
         return np.asarray(odds / (1.0 + odds))
 
@@ -178,7 +182,8 @@ class Outlook:
         step = rows[:, self._ids] / np.maximum(1.0 - rows[:, END], 1e-9)[:, None]
         returns = self._returns(sessions, trust, end, now)
         reach = _product(returns, self.cycles.fold)
-        self._reach = reach.reshape(len(sessions), _STEPS, len(_POINTS))
+        through = self._lengths.ratios(np.array([session.turns for session in sessions]), _STEPS)
+        self._reach = reach.reshape(len(sessions), _STEPS, len(_POINTS)) * through[:, :, None]
         self._step = step
         self._from = self.place[[session.agent for session in sessions]]
 
@@ -255,13 +260,14 @@ class Outlook:
         Return the hit density of blocks that are used by each point with chance *q*.
 
         It is the chance of a hit over the time for which the blocks are kept for it (least hit
-        density, NSDI'18): for a known time of the next use its reciprocal, the optimal order.
+        density, NSDI'18), until the point where that is highest: they need not be kept for longer
+        (Gittins' index of a stopping problem). For a known time of the next use it is the
+        reciprocal of that time, the optimal order.
         """
         missed = 1.0 - q
-        kept = missed @ (0.5 * (self._steps + np.append(self._steps[1:], 0.0))) + (
-            0.5 * self._steps[0]
-        )
-        return np.asarray(q[..., -1] / np.maximum(kept, 1e-9))
+        before = np.concatenate([np.ones((*q.shape[:-1], 1)), missed[..., :-1]], axis=-1)
+        kept = np.cumsum(0.5 * (before + missed) * self._steps, axis=-1)
+        return np.asarray((q / np.maximum(kept, 1e-9)).max(axis=-1))
 
     def _returns(
         self, sessions: Sequence[Session], trust: Sequence[HintTrust], end: Array, now: float

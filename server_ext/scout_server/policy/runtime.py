@@ -450,6 +450,7 @@ class PolicyCore:
         if session.phase == Phase.ENDED:
             tenant.transitions.retract(session.ended_by, END)
             tenant.gaps.observe_end(session.kind, -1.0)
+            tenant.lengths.ended(session.turns, -1.0)
         if session.ended_said:
             trust.final_kept = max(0.0, trust.final_kept - 1.0)
             session.ended_said = False
@@ -461,6 +462,7 @@ class PolicyCore:
                 trust.learn(back - said, now - said, own)
             tenant.gaps.observe(session.kind, away)
         if session.turns:
+            tenant.lengths.returned(session.turns)
             tenant.gaps.observe_cycle(now - session.arrived)
             tenant.transitions.observe(
                 session.before, session.agent, agent.symbol, earlier=session.earlier

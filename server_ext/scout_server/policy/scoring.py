@@ -181,6 +181,7 @@ class Scoring:
         outlook = Outlook(
             tenant.transitions,
             tenant.gaps,
+            tenant.lengths,
             horizon=self.horizon,
             starts_per_s=starts,
             unnoticed=tenant.unnoticed,

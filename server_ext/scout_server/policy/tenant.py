@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from scout_server.policy.agents import Agent, AgentTable
 from scout_server.policy.gaps import GapModel, HintTrust
+from scout_server.policy.lengths import SessionLengths
 from scout_server.policy.sessions import Phase, Session, SessionTable
 from scout_server.policy.transitions import END, Transitions
 
@@ -22,6 +23,7 @@ class Tenant:
         self.sessions = SessionTable(max_sessions, self._forget_session)
         self.transitions = Transitions(max_agents)
         self.gaps = GapModel()
+        self.lengths = SessionLengths()
         self.live: OrderedDict[str, Session] = OrderedDict()
         """Sessions that may come back, in the order of their last arrival."""
         self.started = 0
@@ -45,6 +47,7 @@ class Tenant:
         session.ended_by = session.agent
         self.transitions.observe(session.before, session.agent, END, earlier=session.earlier)
         self.gaps.observe_end(session.kind)
+        self.lengths.ended(session.turns)
         self.live.pop(session.key, None)
 
     def bury(self, now: float) -> None:
@@ -70,6 +73,7 @@ class Tenant:
             ],
             "transitions": self.transitions.snapshot(),
             "gaps": self.gaps.snapshot(),
+            "lengths": self.lengths.snapshot(),
             "trust": {str(symbol): trust.snapshot() for symbol, trust in self._trust.items()},
         }
 
@@ -83,6 +87,9 @@ class Tenant:
             raise ValueError("agents or trust have the wrong type")
         self.transitions.restore(transitions)
         self.gaps.restore(gaps)
+        lengths = state.get("lengths")
+        if isinstance(lengths, dict):
+            self.lengths.restore(lengths)
         for name, symbol, uses, extends, returns in agents:
             agent = self.agents.restore(str(name), int(symbol))
             agent.uses, agent.extends, agent.returns = int(uses), float(extends), float(returns)
