@@ -1,5 +1,6 @@
 """`scout bench tao`: joint admission and placement against routers (issue 5, section 4)."""
 
+import enum
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,20 @@ _LOWER = {"latency": "latency_s", "TTFT": "ttft_s"}
 _HIGHER = {"decode throughput": "decode_tokens_per_s"}
 
 
+class Ablated(enum.Enum):
+    """Where ablations run."""
+
+    ONE = "one"
+    """The cell at about twice over-subscription on 4 nodes."""
+    HALF = "half"
+    """Every second cell: the second and the fourth concurrency of each profile."""
+    ALL = "all"
+
+
 def tao(
     ablations: Annotated[
-        bool, typer.Option(help="Run the ablations in every cell, not in one only.")
-    ] = False,
+        Ablated, typer.Option(help="Cells in which the ablations run, too.")
+    ] = Ablated.ONE,
     calm: Annotated[bool, typer.Option(help="Add the three cells below capacity.")] = False,
     cells: Annotated[int, typer.Option(min=1, max=len(CELLS), help="Cells to run.")] = len(CELLS),
     seed: Annotated[int, typer.Option(help="First seed of the programs.")] = 1,
@@ -48,11 +59,16 @@ def tao(
     chosen = list(range(cells))
     double = min(chosen, key=lambda c: (CELLS[c].nodes != 4, abs(CELLS[c].concurrency - 128)))
     arms = [*BASELINES, "TAO"]
+    ablated = {
+        Ablated.ONE: {double},
+        Ablated.HALF: {c for c in chosen if c % 2},
+        Ablated.ALL: set(chosen),
+    }[ablations]
     runs = [
         Run(cell, arm, number)
         for number in range(seed, seed + seeds)
         for cell in [*chosen, *(len(CELLS) + i for i in range(len(CALM) if calm else 0))]
-        for arm in [*arms, *(ABLATIONS if cell == double or (ablations and cell in chosen) else ())]
+        for arm in [*arms, *(ABLATIONS if cell in ablated else ())]
     ]
     with progress() as bar:
         task = bar.add_task("simulating", total=len(runs))

@@ -130,26 +130,33 @@ def _least(replicas: Sequence[Replica]) -> int:
     return min(range(len(replicas)), key=lambda n: (replicas[n].unfinished, n))
 
 
+def _thunderagent(evaluator: str, half_life_s: float) -> TaoSettings:
+    """Return admission by ThunderAgent's order, packed by best fit; none of TAO's own rules."""
+    return TaoSettings(
+        evaluator=evaluator,
+        planner="value-best-fit",
+        origin_share=1.0,
+        growth_turns=0.0,
+        credit=CreditSettings(half_life_s=half_life_s, whole_s=0.0),
+    )
+
+
 BASELINES: dict[str, Callable[[], Route | TaoSettings]] = {
     "round robin": RoundRobin,
     "cache-aware": CacheAware,
     "sticky": Sticky,
-    "ThunderAgent-like": lambda: TaoSettings(
-        evaluator="thunderagent", planner="value-best-fit", origin_share=1.0
-    ),
-    "ThunderAgent-like with decay": lambda: TaoSettings(
-        evaluator="thunderagent-resident",
-        planner="value-best-fit",
-        origin_share=1.0,
-        credit=CreditSettings(half_life_s=1.0),
-    ),
+    "ThunderAgent-like": lambda: _thunderagent("thunderagent", 10.0),
+    "ThunderAgent-like, 1 s": lambda: _thunderagent("thunderagent-resident", 1.0),
+    "ThunderAgent-like, 10 s": lambda: _thunderagent("thunderagent-resident", 10.0),
     "Dynamo-like": KvAware,
 }
 """
 Round robin, cache-aware and sticky route at once; Dynamo-like also orders the replicas' queues.
 
-ThunderAgent-like, twice: a gap's room goes to any turn that waits, or it is kept while it decays
-with a half-life of 1 s. Both decide at every event, not every 5 s, and with our bounded hold."""
+ThunderAgent-like, three times: a gap's room goes to any turn that waits; or it is kept while it
+halves every second, which is its own decay; or every 10 s, which an independent replication found
+best (FIELD.md, C2). All three decide at every event, not every 5 s, and with our bounded hold.
+"""
 ABLATIONS: dict[str, Callable[[], Route | TaoSettings]] = {
     "TAO, no credit": lambda: TaoSettings(
         objective=EvaluatorSettings(objective=("readiness", "footprint")), origin_share=1.0
@@ -159,6 +166,8 @@ ABLATIONS: dict[str, Callable[[], Route | TaoSettings]] = {
     "TAO, ThunderAgent order": lambda: TaoSettings(evaluator="thunderagent"),
     "TAO, best-fit decreasing": lambda: TaoSettings(planner="best-fit-decreasing"),
     "TAO, only reported credit": lambda: TaoSettings(credit=CreditSettings(trust_computed=False)),
+    "TAO, no room to grow": lambda: TaoSettings(growth_turns=0.0),
+    "TAO, rooms fade at once": lambda: TaoSettings(credit=CreditSettings(whole_s=0.0)),
     "TAO, every event decided": lambda: TaoSettings(joint_s=0.0),
 }
 

@@ -17,7 +17,13 @@ __all__ = ["Run", "code_of", "load", "perform"]
 
 _ROOT = Path(scout_server.__file__).parent
 _ENGINE = ("replica", "bench/taosim.py", "bench/taoarms.py", "policy/runtime.py")
-_POLICY = ("policy",)
+_POLICY = tuple(
+    f"policy/{name}.py"
+    for name in (
+        "admission beam blocks capacity_dp credit decouple discretise durations engine evaluators"
+        " ledger offers placement planners readiness turns"
+    ).split()
+)
 _ROUTED = frozenset(n for n in BASELINES if not n.startswith("ThunderAgent"))
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from scout_server.policy.discretise import discretise, worth_table
+from scout_server.policy.discretise import cold, discretise, worth_table
 from scout_server.policy.placement import Candidate, Evaluator, Placement, Planner, Room
 
 __all__ = ["AdmissionSettings", "Plan", "best_room", "decide"]
@@ -89,8 +89,11 @@ class _Left:
             return False
         if candidate.waiting and self.slots < 1:
             return False
+        size = self.size(candidate)
+        if not anywhere and cold(candidate, self.room):
+            size += self.room.reserve
         capacity = max(self.room.capacity, self.room.tokens)
-        return 0 < min(self.size(candidate), capacity) <= self.tokens
+        return 0 < min(size, capacity) <= self.tokens
 
     def take(self, candidate: Candidate) -> None:
         """Place *candidate* here."""
@@ -141,6 +144,7 @@ def decide(
                 slots=left[name].slots,
                 prefixes=frozenset(left[name].prefixes),
                 capacity=left[name].room.capacity,
+                reserve=left[name].room.reserve,
             )
             for name in open_nodes
         ],
@@ -316,7 +320,13 @@ def _top_up(
 ) -> None:
     """Place what fits in the tokens that rounding hid or the planner left, best value first."""
     most = max((left[n].tokens for n in names), default=0)
-    waiting = [c for c in rest if c.key not in chosen and c.footprint <= most]
+    most_cold = max((left[n].tokens - left[n].room.reserve for n in names), default=0)
+    waiting = [
+        c
+        for c in rest
+        if c.key not in chosen
+        and c.footprint <= (most if c.credits or not c.waiting else most_cold)
+    ]
     ranked = sorted(
         waiting,
         key=lambda c: (

@@ -44,7 +44,7 @@ def decouple(problem: Problem) -> Remainder | None:
     alone reaches that, it is in every optimal plan; and nobody else who has any of it there is.
     """
     unit = problem.unit
-    if unit <= 1 or int(problem.value.min(initial=0)) < 0 or problem.extra.any():
+    if unit <= 1 or int(problem.value.min(initial=0)) < 0:
         return None
     allowed = problem.need >= 0
     claims = np.where(allowed, problem.value // unit, 0)
@@ -52,16 +52,20 @@ def decouple(problem: Problem) -> Remainder | None:
     settled = _settle(problem, claims, hot)
     if settled is None:
         return None
-    room, slots = problem.room.copy(), problem.slots.copy()
+    room, slots, extra = problem.room.copy(), problem.slots.copy(), problem.extra
+    if extra.any():
+        extra = extra.copy()
     placed = np.zeros(len(problem.group), dtype=np.bool_)
     for s, i in settled:
-        room[i] -= problem.need[s, i]
+        room[i] -= problem.need[s, i] + extra[s, i]
         slots[i] -= problem.takes_slot[s]
         placed[s] = True
+        if extra[s, i]:
+            extra[problem.group == problem.group[s], i] = 0
     fits = (
         allowed
         & ~hot
-        & (problem.need <= room)
+        & (problem.need + extra <= room)
         & ((problem.takes_slot[:, None] == 0) | (slots > 0))
         & ~placed[:, None]
     )
@@ -71,7 +75,7 @@ def decouple(problem: Problem) -> Remainder | None:
     part = np.ix_(rows, columns)
     rest = Problem(
         need=np.where(fits, problem.need, -1)[part],
-        extra=problem.extra[part],
+        extra=extra[part],
         group=problem.group[rows],
         value=problem.value[part],
         room=room[columns],
@@ -147,18 +151,27 @@ def _best_set(
     """Return (most claims that fit node *i*, who has them); None: several sets reach that."""
     room, slots = int(problem.room[i]), int(problem.slots[i])
     need, claim = problem.need[rows, i], claims[rows, i]
-    takes = problem.takes_slot[rows]
-    if int(need.sum()) <= room and int(takes.sum()) <= slots:
+    takes, extra = problem.takes_slot[rows], problem.extra[rows, i]
+    shared = bool(extra.any())
+    if int(need.sum() + extra.sum()) <= room and int(takes.sum()) <= slots:
         return int(claim.sum()), rows
-    fit = (need <= room) & (takes <= slots)
+    fit = (need + extra <= room) & (takes <= slots)
     if not fit.all():
         rows = [s for s, ok in zip(rows, fit.tolist(), strict=True) if ok]
         if not rows:
             return 0, []
-        need, claim, takes = need[fit], claim[fit], takes[fit]
+        need, claim, takes, extra = need[fit], claim[fit], takes[fit], extra[fit]
     if len(rows) <= _ENUMERATED:
         sets = _sets(len(rows))
-        possible = sets @ need <= room
+        size = sets @ need
+        if shared:
+            group = problem.group[rows]
+            for name in set(group[extra > 0].tolist()):
+                members = group == name
+                if int(extra[members].min()) < int(extra[members].max()):
+                    return None
+                size = size + sets[:, members].any(axis=1) * int(extra[members][0])
+        possible = size <= room
         if int(takes.sum()) > slots:
             possible &= sets @ takes <= slots
         worth = np.where(possible, sets @ claim, -1)
@@ -167,7 +180,7 @@ def _best_set(
         if int((worth == most).sum()) > 1:
             return None
         return most, [s for s, inside in zip(rows, sets[at].tolist(), strict=True) if inside]
-    if int(takes.sum()) > slots:
+    if shared or int(takes.sum()) > slots:
         return None
     return _knapsack(need.tolist(), claim.tolist(), room, rows)
 

@@ -15,7 +15,7 @@ from scout_server.policy.placement import (
     TableEvaluator,
 )
 
-__all__ = ["discretise", "pack", "worth_table"]
+__all__ = ["cold", "discretise", "pack", "worth_table"]
 
 _LIMIT = 2**61
 Bools = npt.NDArray[np.bool_]
@@ -34,6 +34,11 @@ def worth_table(
     )
 
 
+def cold(candidate: Candidate, room: Room) -> bool:
+    """Whether *candidate* would come to a node that holds nothing of its session."""
+    return candidate.waiting and not candidate.credits.get(room.node)
+
+
 def discretise(
     candidates: Sequence[Candidate],
     rooms: Sequence[Room],
@@ -47,7 +52,8 @@ def discretise(
 
     *table* is the `worth_table` of these candidates and rooms, where the caller has it.
 
-    Sessions are rounded up and nodes down, so that a plan always fits. A session that is larger
+    Sessions are rounded up and nodes down, so that a plan always fits. Whoever comes to a node that
+    holds nothing of it takes its reserve as well. A session that is larger
     than a whole node is cut to the node: it may have it alone.
     """
     count, width = len(candidates), len(rooms)
@@ -64,6 +70,8 @@ def discretise(
             group[s] = rank[candidate.prefix or ""]
             extra[s] = [0 if candidate.prefix in r else candidate.prefix_tokens for r in resident]
     need = np.broadcast_to(own[:, None], (count, width)).copy()
+    if any(r.reserve for r in rooms):
+        need += _reserves(candidates, rooms)
     too_large = need + extra > capacity[None, :]
     large = bool(too_large.any())
     if large:
@@ -106,6 +114,19 @@ def discretise(
         unit=unit,
     )
     return problem, hidden
+
+
+def _reserves(candidates: Sequence[Candidate], rooms: Sequence[Room]) -> Ints:
+    """Return the reserve of every node that is `cold` for a session, else 0."""
+    reserve = np.array([r.reserve for r in rooms], dtype=np.int64)
+    waiting = np.array([c.waiting for c in candidates], dtype=np.int64)
+    reserves: Ints = waiting[:, None] * reserve
+    columns = {room.node: i for i, room in enumerate(rooms)}
+    for s, candidate in enumerate(candidates):
+        for node, credit in candidate.credits.items():
+            if credit and node in columns:
+                reserves[s, columns[node]] = 0
+    return reserves
 
 
 def pack(candidates: Sequence[Candidate], rooms: Sequence[Room], evaluator: Evaluator) -> Ints:

@@ -2,13 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from scout_sdk._hints import SessionEvent
 from scout_server.policy.admission import Plan, best_room
+from scout_server.policy.discretise import cold
 from scout_server.policy.evaluators import evaluator
-from scout_server.policy.ledger import Ledger, Session, SessionState
-from scout_server.policy.placement import Candidate, Placement, Room
+from scout_server.policy.ledger import Ledger, SessionState
+from scout_server.policy.offers import Held, Offers, gap_key
+from scout_server.policy.placement import Placement
 from scout_server.policy.readiness import Readiness
 from scout_server.policy.turns import (
     Applied,
@@ -21,16 +22,6 @@ from scout_server.policy.turns import (
 )
 
 __all__ = ["Applied", "Snapshot", "TaoEngine", "TaoSettings", "Turn", "make_plan"]
-
-
-@dataclass(slots=True)
-class _Waiting:
-    turn: Turn
-    arrived: float
-    kept: bool = False
-    """Its session kept its room when the request came."""
-    cold: tuple[int, Candidate] | None = None
-    """What it is while its session has no credit, and the session's version then."""
 
 
 class TaoEngine:
@@ -47,10 +38,19 @@ class TaoEngine:
         self._evaluator = evaluator(self.settings.evaluator, self.settings.objective)
         self.ledger = Ledger(self.settings.ledger, self.settings.credit)
         self.readiness = Readiness(self.settings.readiness)
-        self.waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._offers = Offers(self.ledger, self.readiness, self.settings)
+        self.waiting: OrderedDict[str, Held] = OrderedDict()
         self.reserved: dict[str, str] = {}
         self._joint = 0.0
         """When kept rooms are weighed again."""
+        self._fresh: list[str] = []
+        """Requests that came since the last look at all of them, which found none that fits."""
+        self._moved = True
+        """Something besides new requests changed since then."""
+        self._gave = ""
+        """The request whose coming was all that changed: it gave up its session's kept room."""
+        self._look = 0.0
+        """When all are looked at again, because credit fades."""
         self.changed = False
         """True when something happened since the last snapshot that may let a request in."""
 
@@ -58,36 +58,39 @@ class TaoEngine:
         """Take other settings from the next decision on; ConfigError leaves the old ones."""
         judge = evaluator(settings.evaluator, settings.objective)
         make_plan(Snapshot(now=0, candidates=(), rooms=(), reserved=(), settings=settings))
-        self.settings, self._evaluator = settings, judge
+        self.settings, self._offers.settings, self._evaluator = settings, settings, judge
         self.ledger.settings = settings.ledger
         self.ledger.credit_settings = settings.credit
         self.readiness.settings = settings.readiness
         for held in self.waiting.values():
             held.cold = None
-        self.changed = True
+        self._move()
 
     # ---- facts -----------------------------------------------------------------------------
 
     def set_node(self, name: str, *, capacity: int, slots: int) -> None:
         """Add a node, change its size, or take it back after it was down."""
         node = self.ledger.set_node(name, capacity=capacity, slots=slots)
-        node.up, self.changed = True, True
+        node.up = True
+        self._move()
 
     def drain_node(self, name: str, *, draining: bool = True) -> None:
         """Stop (or resume) sending new turns to a node; those that run there go on."""
         node = self.ledger.nodes.get(name)
         if node is not None:
-            node.draining, self.changed = draining, True
+            node.draining = draining
+            self._move()
 
     def press_node(self, name: str, *, pressed: bool) -> None:
         """Say whether the engine makes requests wait by itself."""
         node = self.ledger.nodes.get(name)
         if node is not None and node.pressed != pressed:
-            node.pressed, self.changed = pressed, True
+            node.pressed = pressed
+            self._move()
 
     def lose_node(self, name: str, *, forget: bool = False) -> list[str]:
         """A node died, or was taken out (*forget*); return the requests that ran there."""
-        self.changed = True
+        self._move()
         return self.ledger.lose_node(name, forget=forget)
 
     def submit(self, turn: Turn, *, now: float) -> bool:
@@ -104,7 +107,10 @@ class TaoEngine:
         if old is None and booking is not None:
             arrived = booking.since  # a retry is not sent to the end of the queue
         kept = session.state is SessionState.TOOL and old is None and booking is None
-        self.waiting[turn.key] = _Waiting(turn, arrived, kept)
+        self._fresh.append(turn.key)
+        if not self._moved and (booking is not None or session.id in self.ledger.gaps):
+            self._moved, self._gave = True, turn.key
+        self.waiting[turn.key] = Held(turn, session, arrived, kept)
         session.waiting.add(turn.key)
         self.ledger.settle(session)
         hints = turn.hints
@@ -127,7 +133,7 @@ class TaoEngine:
             session.waiting.discard(key)
             self.ledger.settle(session)
         released = self.ledger.release(key)
-        self.changed = True
+        self._move()
         return held is not None or released is not None
 
     def finish(
@@ -153,7 +159,7 @@ class TaoEngine:
         )
         if booking is None:
             return
-        self.changed = True
+        self._move()
         tenant, name = booking.session
         if final:
             self.readiness.forget(name, tenant=tenant, now=now)
@@ -168,7 +174,7 @@ class TaoEngine:
     ) -> None:
         """A node said what it holds for a session, which *used* it just now, or lost some."""
         if self.ledger.observe_held((tenant, session), node, tokens, used=used, now=now):
-            self.changed = True
+            self._move()
 
     def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
         """Learn from the side channel; events of unknown sessions are ignored."""
@@ -178,9 +184,10 @@ class TaoEngine:
             return
         session.seen = now
         self.readiness.event(event, tenant=tenant, now=now)
+        self.changed = True
         if event.final:
             self.ledger.finish_session(key)
-        self.changed = True
+            self._move()
 
     def renew(self, key: str, *, now: float) -> None:
         """A running request shows life."""
@@ -189,7 +196,8 @@ class TaoEngine:
     def expire(self, *, now: float) -> list[str]:
         """Drop what outlived its lease; return the requests that were released."""
         late = self.ledger.expire(now=now)
-        self.changed = self.changed or bool(late)
+        if late:
+            self._move()
         return late
 
     # ---- decisions -------------------------------------------------------------------------
@@ -197,18 +205,14 @@ class TaoEngine:
     def snapshot(self, *, now: float) -> Snapshot | None:
         """Return what a decision needs, None when nothing could be let in; forget the change."""
         self.changed = False
-        if not self.waiting:
+        if not self._decidable(now=now):
             return None
-        rooms = self._rooms()
-        if not self._any_fits(rooms):
-            return None
-        if now < self._joint and not self._any_fits(beside(rooms, self._kept(now=now))):
-            return None  # somebody would have to lose a kept room: weighed at intervals
-        gaps = self._gaps(now=now)
+        rooms = self._offers.rooms()
+        gaps = self._offers.gaps(now=now)
         self._joint = now + self.settings.joint_s
         most = self.settings.admission.max_pool
         held = sorted(self.waiting.values(), key=lambda w: (w.arrived, w.turn.key))[:most]
-        candidates = [self._waiting(w, now=now) for w in held]
+        candidates = [self._offers.waiting(w, now=now) for w in held]
         gaps.sort(key=lambda c: (-max(c.credits.values()), c.key))
         candidates += gaps[: most - len(candidates)]
         return Snapshot(
@@ -218,6 +222,27 @@ class TaoEngine:
             reserved=tuple(sorted(self.reserved.items())),
             settings=self.settings,
         )
+
+    def _decidable(self, *, now: float) -> bool:
+        """Whether a decision could let anybody in; after a no, only what is new is looked at."""
+        everybody = self._moved or now >= self._look
+        looked = (
+            list(self.waiting.values())
+            if everybody
+            else [self.waiting[key] for key in self._fresh if key in self.waiting]
+        )
+        self._fresh.clear()
+        if not looked:
+            return False
+        rooms = self._offers.rooms()
+        # Who fits only where a kept room would be lost is weighed at intervals.
+        if now < self._joint:
+            rooms = beside(rooms, self._offers.kept(now=now))
+        self._gave = ""
+        self._moved = self._offers.any_fits(looked, rooms, now=now)
+        if everybody:
+            self._look = now + self.settings.joint_s
+        return self._moved
 
     def apply(self, plan: Plan, *, now: float) -> Applied:
         """Start what the plan places and the present still allows; report the rest as dropped."""
@@ -235,10 +260,10 @@ class TaoEngine:
             placements.append(placement)
         kept = {p.key for p in plan.kept}
         for session in self.ledger.gaps.values():
-            session.state = SessionState.TOOL if _gap_key(session) in kept else SessionState.PAUSED
+            session.state = SessionState.TOOL if gap_key(session) in kept else SessionState.PAUSED
         self.reserved = {k: n for k, n in plan.reserved.items() if k in self.waiting}
         if dropped:
-            self.changed = True
+            self._move()
         return Applied(placements=tuple(placements), dropped=tuple(dropped))
 
     def resume(self, key: str, *, now: float) -> Placement | None:
@@ -254,27 +279,29 @@ class TaoEngine:
         if len(self.waiting) > 1 and not held.kept:
             return None
         turn = held.turn
-        candidate = self._waiting(held, now=now)
+        candidate = self._offers.waiting(held, now=now)
         origin = candidate.origin
         kept = held.kept and origin is not None and candidate.credits.get(origin, 0) > 0
         held.kept = False
         if not kept and len(self.waiting) > 1:
             return None
         home = origin if kept else None
-        rooms = beside(self._rooms(home), self._kept(now=now), idle=True)
+        rooms = beside(self._offers.rooms(home), self._offers.kept(home, now=now), idle=True)
         fitting = [
             room
             for room in rooms
             if room.slots > 0
-            and turn.tokens <= room.tokens
+            and turn.tokens + (room.reserve if cold(candidate, room) else 0) <= room.tokens
             and (candidate.nodes is None or room.node in candidate.nodes)
             and (candidate.homes is None or room.node in candidate.homes)
         ]
         if not fitting:
             return None
-        node = best_room(candidate, fitting, self._evaluator)
+        node = home or best_room(candidate, fitting, self._evaluator)
         del self.waiting[key]
         self._book(turn, node, now=now)
+        if self._gave == key:
+            self._moved = False  # it took back what it gave up
         return Placement(
             key=key, session=turn.session, node=node, credit=candidate.credits.get(node, 0)
         )
@@ -307,120 +334,10 @@ class TaoEngine:
 
     # ---- inside ----------------------------------------------------------------------------
 
-    def _waiting(self, held: _Waiting, *, now: float) -> Candidate:
-        turn = held.turn
-        session = self.ledger.sessions[turn.tenant, turn.session]
-        if held.cold is not None and held.cold[0] == session.version:
-            return held.cold[1]
-        credits = self.ledger.credits(session, now=now)
-        homes = frozenset(
-            name
-            for name, k in credits.items()
-            if k >= self.settings.origin_share * turn.tokens
-            and not self.ledger.nodes[name].draining
-            and name not in turn.avoid
-        )
-        nodes = turn.nodes
-        if turn.avoid:
-            up = {n.name for n in self.ledger.nodes.values() if n.up and not n.draining}
-            others = (up if nodes is None else nodes & up) - turn.avoid
-            nodes = frozenset(others) or nodes
-        candidate = Candidate(
-            key=turn.key,
-            session=turn.session,
-            tenant=turn.tenant,
-            footprint=max(1, turn.tokens - turn.prefix_tokens),
-            prefix=turn.prefix,
-            prefix_tokens=turn.prefix_tokens,
-            arrived=held.arrived,
-            credits=credits,
-            nodes=nodes,
-            homes=homes or None,
-            origin=session.origin,
-            turns=session.turns,
-            attained=session.attained,
-            expected=max(0, turn.tokens - max(credits.values(), default=0)),
-        )
-        if not credits and not turn.avoid:
-            held.cold = session.version, candidate  # credit only fades: it stays what it is
-        return candidate
-
-    def _kept(self, *, now: float) -> dict[str, int]:
-        """Return node -> tokens of the rooms that gaps keep there."""
-        taken: dict[str, int] = {}
-        for session in self.ledger.gaps.values():
-            if session.origin is not None:
-                k = self.ledger.credit_on(session, session.origin, now=now)
-                if k and not self.ledger.nodes[session.origin].draining:
-                    taken[session.origin] = taken.get(session.origin, 0) + k
-        return taken
-
-    def _gaps(self, *, now: float) -> list[Candidate]:
-        """Return the candidates that gaps are; those that hold nothing any more are let go."""
-        found: list[Candidate] = []
-        for key, session in list(self.ledger.gaps.items()):
-            gap = self._gap(session, now=now)
-            if gap is not None:
-                found.append(gap)
-            elif not self.ledger.credits(session, now=now):
-                session.state = SessionState.PAUSED
-                del self.ledger.gaps[key]
-        return found
-
-    def _gap(self, session: Session, *, now: float) -> Candidate | None:
-        """Return the candidate that a session in a gap is; None: it holds nothing any more."""
-        if session.origin is None:
-            return None
-        k = self.ledger.credit_on(session, session.origin, now=now)
-        if k <= 0 or self.ledger.nodes[session.origin].draining:
-            return None
-        tenant, name = session.id
-        ready = False
-        if self.settings.use_readiness:
-            forecast = self.readiness.assess(name, tenant=tenant, now=now)
-            ready = forecast is not None and forecast.ready
-        return Candidate(
-            key=_gap_key(session),
-            session=name,
-            tenant=tenant,
-            footprint=k,
-            waiting=False,
-            ready=ready,
-            arrived=session.seen,
-            credits={session.origin: k},
-            nodes=frozenset((session.origin,)),
-            turns=session.turns,
-            attained=session.attained,
-        )
-
-    def _rooms(self, only: str | None = None) -> list[Room]:
-        """Return what is left on nodes that take turns (on *only* one), beside what runs."""
-        rooms = []
-        resident: dict[str, int] = {}
-        for session in self.ledger.gaps.values():
-            if session.origin is not None:
-                resident[session.origin] = resident.get(session.origin, 0) + 1
-        for node in self.ledger.by_name():
-            if not node.up or node.draining or (only is not None and node.name != only):
-                continue
-            tokens, requests = self.ledger.used(node.name)
-            slots = node.slots - requests
-            if node.pressed and requests:
-                slots = 0
-            rooms.append(
-                Room(
-                    node=node.name,
-                    tokens=max(0, node.capacity - tokens),
-                    slots=max(0, slots),
-                    prefixes=self.ledger.prefixes(node.name),
-                    running=requests,
-                    capacity=node.capacity,
-                    forced=self.ledger.forced(node.name),
-                    resident=resident.get(node.name, 0),
-                    served=node.served,
-                )
-            )
-        return rooms
+    def _move(self) -> None:
+        """Something changed that may let any request in."""
+        self.changed = self._moved = True
+        self._gave = ""
 
     def _book(self, turn: Turn, node: str, *, forced: bool = False, now: float) -> None:
         self.ledger.book(
@@ -432,18 +349,6 @@ class TaoEngine:
             prefix_tokens=turn.prefix_tokens,
             forced=forced,
             now=now,
-        )
-
-    def _any_fits(self, rooms: Sequence[Room]) -> bool:
-        """Whether any waiting request fits any node as it is now; cheap, and never wrongly no."""
-        open_rooms = [room for room in rooms if room.slots > 0 and room.tokens > 0]
-        if not open_rooms:
-            return False
-        most = max(room.tokens for room in open_rooms)
-        whole = any(room.tokens >= room.capacity for room in open_rooms)
-        return any(
-            whole or held.turn.tokens - held.turn.prefix_tokens <= most
-            for held in self.waiting.values()
         )
 
     def _objection(self, placement: Placement) -> str | None:
@@ -462,7 +367,3 @@ class TaoEngine:
         if requests >= node.slots or tokens + min(need, node.capacity) > node.capacity:
             return "room"
         return None
-
-
-def _gap_key(session: Session) -> str:
-    return f"gap:{session.id[0]}:{session.id[1]}"

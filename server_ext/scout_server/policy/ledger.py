@@ -8,9 +8,20 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from scout_server.policy.credit import CacheRate, CreditSettings, Residue, credit, initial_credit
+from scout_server.policy.credit import (
+    CacheRate,
+    CreditSettings,
+    Residue,
+    credit,
+    initial_credit,
+    kept_room,
+)
 
 __all__ = ["Booking", "Ledger", "LedgerSettings", "Node", "Session", "SessionState"]
+
+
+_GROWTH_WEIGHT = 0.02
+"""Weight of the latest turn in the average growth."""
 
 
 class SessionState(enum.Enum):
@@ -125,6 +136,9 @@ class Ledger:
         self.sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
         self.gaps: dict[tuple[str, str], Session] = {}
         """Sessions in a gap of which a node may still hold something."""
+        self.growth = 0.0
+        """Tokens by which a session's turns grow on average, learnt from those that ended."""
+        self._grown = 0
         self._tallies: dict[str, _Tally] = {}
 
     # ---- nodes -----------------------------------------------------------------------------
@@ -196,6 +210,16 @@ class Ledger:
         if residue is None or node is None or not node.up:
             return 0
         return credit(residue, self.credit_settings, now=now)
+
+    def gap_room(self, session: Session, *, now: float) -> tuple[int, int]:
+        """Return (credit, tokens of room) that a session in a gap keeps on its origin."""
+        if session.origin is None:
+            return 0, 0
+        k = self.credit_on(session, session.origin, now=now)
+        if k <= 0 or self.nodes[session.origin].draining:
+            return 0, 0
+        residue = session.residues[session.origin]
+        return k, kept_room(residue, k, self.credit_settings, now=now)
 
     def credits(self, session: Session, *, now: float) -> dict[str, int]:
         """Return what each node that is up still holds for a session; zeros left out."""
@@ -307,6 +331,8 @@ class Ledger:
         tokens = booking.tokens
         if prompt_tokens is not None:
             tokens = prompt_tokens + (output_tokens or 0)
+        if session.turns:
+            self._learn_growth(max(0, tokens - session.footprint))
         session.turns += 1
         session.version += 1
         session.footprint = tokens
@@ -360,6 +386,11 @@ class Ledger:
         return late
 
     # ---- inside ----------------------------------------------------------------------------
+
+    def _learn_growth(self, tokens: int) -> None:
+        self._grown += 1
+        weight = max(_GROWTH_WEIGHT, 1 / self._grown)
+        self.growth += weight * (tokens - self.growth)
 
     def _untally(self, booking: Booking) -> None:
         tally = self._tallies[booking.node]

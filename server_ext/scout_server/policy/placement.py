@@ -71,6 +71,8 @@ class Room:
     """Tokens it has in all; a session above it can never fit."""
     forced: bool = False
     """A request that was held too long runs there now; the next such one waits for its end."""
+    reserve: int = 0
+    """Tokens into which its sessions are about to grow; not for those without credit there."""
     resident: int = 0
     """Sessions in a gap that ran there last; between equals, fewer is better."""
     served: int = 0

@@ -44,6 +44,13 @@ class TaoSettings:
     """Off: every session in a gap counts as not ready (an ablation)."""
     origin_share: Annotated[float, Interval(ge=0, le=1)] = 0.25
     """A session waits for its origin while its credit there is at least this share of its size."""
+    growth_turns: Annotated[float, Ge(0)] = 2.0
+    """
+    A session without credit on a busy node is let in there only beside room for so many turns'
+    growth of all sessions that have room there (at most a quarter of the node): they are not cut
+    for it. How much a turn grows is learnt. A node on which nothing runs, and a request that was
+    held too long, know no such limit. 0: off.
+    """
     joint_s: Annotated[float, Ge(0)] = 1.0
     """How often a decision is made that could admit only by taking rooms kept for gaps."""
     max_waiting: Annotated[int, Ge(1)] = 4096
