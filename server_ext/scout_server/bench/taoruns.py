@@ -17,12 +17,23 @@ __all__ = ["Run", "code_of", "load", "perform"]
 
 _ROOT = Path(scout_server.__file__).parent
 _ENGINE = ("replica", "bench/taosim.py", "bench/taoarms.py", "policy/runtime.py")
-_POLICY = tuple(
-    f"policy/{name}.py"
-    for name in (
-        "admission beam blocks capacity_dp credit decouple discretise durations engine evaluators"
-        " ledger offers placement planners readiness turns"
-    ).split()
+_POLICY = (
+    "policy/admission.py",
+    "policy/beam.py",
+    "policy/blocks.py",
+    "policy/capacity_dp.py",
+    "policy/credit.py",
+    "policy/decouple.py",
+    "policy/discretise.py",
+    "policy/durations.py",
+    "policy/engine.py",
+    "policy/evaluators.py",
+    "policy/ledger.py",
+    "policy/offers.py",
+    "policy/placement.py",
+    "policy/planners.py",
+    "policy/readiness.py",
+    "policy/turns.py",
 )
 _ROUTED = frozenset(n for n in BASELINES if not n.startswith("ThunderAgent"))
 
