@@ -145,6 +145,25 @@ def test_random_agents_are_not_warmed_up(lab: Any, runner: Any) -> None:
     assert world.prefetch.planner.counters.started == 0
 
 
+def test_an_engine_without_hope_is_asked_seldom(lab: Any, runner: Any) -> None:
+    """
+    Where nothing can be foreseen the engine wants to be asked twice a second, busy or not; where
+    warm-ups help, it wants to be asked as soon as it may be idle.
+    """
+    hopeless, hopeful = World(lab, runner, ON), World(lab, runner, ON)
+    rng = random.Random(2)
+    hopeless.run(8, lambda _: rng.randrange(AGENTS), lambda: 1.0)
+    hopeful.run(8, cycle, lambda: 1.0)
+    for world, pause in ((hopeless, 0.5), (hopeful, 0.05)):
+        tokens = world.anchors[0]
+        world.scheduler.add_request(world.lab.request(world.scheduler, "live", tokens))
+        assert world.prefetch.poke() == pause
+    hopeless.driver.drain()
+    hopeless.now += 1.0
+
+    assert hopeless.prefetch.poke() == 0.5
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_user_waits_for_one_step_at_most(lab: Any, runner: Any, asynchronous: bool) -> None:
     """

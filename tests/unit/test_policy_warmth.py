@@ -53,6 +53,20 @@ def test_the_agent_that_follows_is_the_likeliest():
     assert len(found) <= 2
 
 
+def test_what_is_foreseen_does_not_depend_on_having_been_asked_before():
+    """
+    One that was asked all along foresees what one that is asked for the first time foresees.
+    """
+    core, now = _core()
+    warmth = Warmth(core, horizon_s=30.0)
+    for session in range(50, 60):
+        now = _ask(core, session, 0, now) + 1.0
+        asked = {each.agent.name: each.probability for each in warmth.candidates(now=now)}
+    fresh = Warmth(core, horizon_s=30.0).candidates(now=now)
+
+    assert {each.agent.name: each.probability for each in fresh} == pytest.approx(asked, abs=0.02)
+
+
 def test_ended_sessions_ask_for_nothing():
     """
     Where every session said that it is over, nothing is foreseen.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scout_server.policy.agents import Agent
-from scout_server.policy.expected import SPAN, Outlook
+from scout_server.policy.expected import SPAN, Cycles, Outlook
 from scout_server.policy.runtime import PolicyCore
 from scout_server.policy.sessions import Session
 from scout_server.policy.tenant import Tenant
@@ -42,12 +42,17 @@ class Warmth:
     def __init__(self, core: PolicyCore, *, horizon_s: float) -> None:
         self._core = core
         self._horizon_s = horizon_s
+        self._cycles: dict[str, Cycles] = {}
+        """Of each tenant that was looked at last, so that they are not computed anew each time."""
 
     def candidates(self, *, now: float) -> list[Candidate]:
         """Return the agents asked for next, of all tenants, by tenant and number."""
         found: list[Candidate] = []
-        for tenant in self._core.refresh(now=now):
+        tenants = self._core.refresh(now=now)
+        for tenant in tenants:
             found.extend(self._of(tenant, now))
+        names = {tenant.name for tenant in tenants}
+        self._cycles = {name: each for name, each in self._cycles.items() if name in names}
         return found
 
     def worth(self, group: int) -> float:
@@ -66,7 +71,9 @@ class Warmth:
             horizon=self._horizon_s / SPAN,
             starts_per_s=0.0,
             unnoticed=tenant.unnoticed,
+            cycles=self._cycles.get(tenant.name),
         )
+        self._cycles[tenant.name] = outlook.cycles
         back = outlook.alive(live, [tenant.trust(session.agent) for session in live], now)
         unasked: dict[int, float] = {}
         for session, returns in zip(live, back.tolist(), strict=True):

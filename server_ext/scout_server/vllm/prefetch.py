@@ -323,7 +323,8 @@ class Prefetch:
             worth_of_blocks=worth,
             now=now,
         )
-        self._vain = plan is Refusal.UNPREDICTABLE
+        if candidates:
+            self._vain = plan is Refusal.UNPREDICTABLE
         if not isinstance(plan, WarmUp):
             return _LATER_S if candidates and not self._vain else _ASLEEP_S
         candidate, template, tokens = known[plan.tenant, str(plan.agent)]
