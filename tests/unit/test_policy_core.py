@@ -302,3 +302,36 @@ def test_below_the_predictability_asked_for_eviction_is_exactly_lru():
         assert list(ours.core.order) == list(plain.core.order)
 
     assert hits[0] == hits[1]
+
+
+def test_a_preempted_request_keeps_its_blocks_longest_until_it_ends():
+    """Its groups rank above all others, through renewals of scores, and like others afterwards."""
+    settings = PolicySettings(duel=False, min_predictability=0.0)
+    engine = Engine(200, settings)
+    for turn in range(6):
+        for agent in ("a", "b"):
+            hints = Hints(session=f"s{turn % 2}", agent=agent, turn=turn)
+            engine.serve(chain((agent, 5), (f"s{turn % 2}{agent}", 2 + turn)), 4.0 * turn, hints)
+    core = engine.core
+    resumed = chain(("a", 5), ("other", 4))
+    core.arrive(
+        RequestFacts(
+            request_id="resumed",
+            hints=Hints(session="other", agent="a"),
+            block_hashes=resumed,
+            prompt_tokens=144,
+        ),
+        now=30.0,
+    )
+    mine = {segment.group for segment in core.segments("resumed", resumed)}
+    others = set(core.order.groups()) - mine
+    core.finish(FinishFacts(request_id="resumed", finish=Finish.PREEMPTED), now=30.5)
+    for now in (30.5, 31.0, 60.0):
+        core.refresh(now=now)
+        assert min(core.order.score(group) for group in mine) > max(
+            core.order.score(group) for group in others
+        )
+    core.finish(FinishFacts(request_id="resumed", finish=Finish.STOP), now=61.0)
+    assert max(core.order.score(group) for group in mine) < float("inf")
+    core.refresh(now=62.0)
+    assert max(core.order.score(group) for group in mine) < float("inf")

@@ -1,6 +1,5 @@
 """The policy core of one replica: the one object that every adapter drives, from one thread."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +7,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from scout_sdk._hints import Hints, SessionEvent, ToolEvent, ToolState
-from scout_server.policy.agents import Agent, common_prefix
+from scout_sdk._hints import SessionEvent
+from scout_server.policy.agents import Agent
 from scout_server.policy.duel import Duel
 from scout_server.policy.facts import (
     UNOWNED,
@@ -19,12 +18,13 @@ from scout_server.policy.facts import (
     RequestFacts,
     Segment,
 )
+from scout_server.policy.identity import GENERIC, chain_of, identify, parts_of
+from scout_server.policy.learning import into_gap, learn, note_tool, say_final
 from scout_server.policy.readout import AgentState, CoreState
 from scout_server.policy.retention import RetentionOrder
 from scout_server.policy.scoring import Scoring
-from scout_server.policy.sessions import Chain, Phase, Promise, Session
+from scout_server.policy.sessions import Chain, Phase, Session
 from scout_server.policy.tenant import Tenant
-from scout_server.policy.transitions import END
 from scout_server.policy.usage import AgentTokens
 
 __all__ = ["SNAPSHOT_VERSION", "PolicyCore", "PolicySettings"]
@@ -32,7 +32,6 @@ __all__ = ["SNAPSHOT_VERSION", "PolicyCore", "PolicySettings"]
 _MAX_REQUESTS = 65536
 _MAX_ENDED = 4096
 _MAX_TENANTS = 256
-_GENERIC = "~"
 _REGRET_S = 60.0
 
 SNAPSHOT_VERSION = 1
@@ -129,20 +128,24 @@ class PolicyCore:
         tenant = self.tenant(facts.tenant)
         hints = facts.hints if self.settings.hints else None
         blocks = facts.block_hashes
-        session, agent, hinted = self._identify(tenant, hints, blocks)
-        chain = self._chain(tenant, session, agent, blocks, learn=not facts.warmup)
-        parts = self._parts(tenant, agent, blocks)
+        session, agent, hinted = identify(
+            tenant, hints, blocks, fingerprints=self.settings.fingerprints
+        )
+        chain = chain_of(
+            tenant, session, agent, blocks, group=self._new_group, learn=not facts.warmup
+        )
+        parts = parts_of(tenant, agent, blocks)
         known = parts[-1][0] if parts and now - agent.last_used <= _REGRET_S else 0
         if chain.blocks and now - chain.last_used <= _REGRET_S:
             known = min(chain.blocks, len(blocks))
         if not facts.warmup:
-            self._learn(tenant, session, agent, hints, now)
+            learn(tenant, session, agent, hints, now)
             tenant.agents.learn(agent, blocks, session.key)
             tenant.sessions.tail(chain, blocks)
-            parts = self._parts(tenant, agent, blocks)
+            parts = parts_of(tenant, agent, blocks)
             self._seen += 1
             self._hinted += hinted
-            self._recognised += not hinted and agent.name != _GENERIC
+            self._recognised += not hinted and agent.name != GENERIC
         request = _Request(
             tenant=tenant,
             session=session,
@@ -158,7 +161,7 @@ class PolicyCore:
         )
         self._requests[facts.request_id] = request
         if len(self._requests) > _MAX_REQUESTS:
-            self._requests.popitem(last=False)
+            self.scoring.let_go(self._requests.popitem(last=False)[0])
         if not facts.warmup:
             chain.last_used = now
             session.running += 1
@@ -186,7 +189,12 @@ class PolicyCore:
     def finish(self, facts: FinishFacts, *, now: float) -> None:
         """Learn from a request's end; unknown requests are ignored."""
         if facts.finish is Finish.PREEMPTED:
+            held = self._requests.get(facts.request_id)
+            if held is not None:
+                groups = {held.chain.group, *(group for _, group in held.parts)}
+                self.scoring.hold(facts.request_id, groups)
             return
+        self.scoring.let_go(facts.request_id)
         request = self._requests.pop(facts.request_id, None)
         if request is None or request.warmup:
             return
@@ -204,12 +212,13 @@ class PolicyCore:
         if session.running == 0 and session.phase != Phase.ENDED:
             session.phase = Phase.GAP
             session.since = request.ended = now
-            _into_gap(request, *(request.said or (facts.finish, facts.tools)), now)
+            finish, tools = request.said or (facts.finish, facts.tools)
+            into_gap(session, request.agent, finish, tools, now)
             self._ended[facts.request_id] = request
             if len(self._ended) > _MAX_ENDED:
                 self._ended.popitem(last=False)
         if request.final:
-            self._say_final(tenant, session, now)
+            say_final(tenant, session)
         self.scoring.touched(tenant, session, now)
 
     def tools(
@@ -238,7 +247,7 @@ class PolicyCore:
             return False
         if session.since != request.ended:
             return False
-        _into_gap(request, finish, tools, now)
+        into_gap(session, request.agent, finish, tools, now)
         self.scoring.touched(request.tenant, session, now)
         return True
 
@@ -255,9 +264,9 @@ class PolicyCore:
         owner = self.tenant(tenant)
         session = owner.sessions.named(event.session, hinted=True)
         if event.tool is not None:
-            self._tool(session, event.tool, max(0.0, event.age_s), now)
+            note_tool(session, event.tool, max(0.0, event.age_s), now)
         if event.final:
-            self._say_final(owner, session, now)
+            say_final(owner, session)
         if session.turns:
             self.scoring.touched(owner, session, now)
 
@@ -376,145 +385,6 @@ class PolicyCore:
         self._groups += 1
         return self._groups
 
-    def _identify(
-        self, tenant: Tenant, hints: Hints | None, blocks: Sequence[Hashable]
-    ) -> tuple[Session, Agent, bool]:
-        name = (hints.agent or hints.path) if hints is not None else None
-        session = agent = None
-        if name:
-            agent = tenant.agents.named(name, hinted=True)
-        if hints is not None and hints.session:
-            session = tenant.sessions.named(hints.session, hinted=True)
-        hinted = session is not None or agent is not None
-        if self.settings.fingerprints and (session is None or agent is None):
-            chain = tenant.sessions.continued(blocks)
-            if chain is not None and session is None:
-                session = tenant.sessions.named(chain.session.key, hinted=False)
-            if agent is None and chain is not None and chain.session is session:
-                agent = chain.agent
-            if agent is None:
-                agent = tenant.agents.discover(blocks)
-        if session is None:
-            session = tenant.sessions.fresh()
-        if agent is None or tenant.agents.find(agent.name) is not agent:
-            agent = tenant.agents.named(_GENERIC, hinted=False)
-        return session, agent, hinted
-
-    def _chain(
-        self,
-        tenant: Tenant,
-        session: Session,
-        agent: Agent,
-        blocks: Sequence[Hashable],
-        *,
-        learn: bool,
-    ) -> Chain:
-        current = session.chains.get(agent.symbol)
-        found = None
-        if current is not None and current.agent is agent:
-            if _continues(current, blocks):
-                found = current
-            else:
-                for old in session.old:
-                    if old.agent is agent and _continues(old, blocks):
-                        found = old
-                        break
-            if learn:
-                agent.returned(extended=found is not None)
-        if found is not None:
-            found.superseded = False
-            return found
-        return tenant.sessions.start_chain(session, agent, self._new_group())
-
-    def _parts(
-        self, tenant: Tenant, agent: Agent, blocks: Sequence[Hashable]
-    ) -> list[tuple[int, int]]:
-        shared = common_prefix(agent.anchor, blocks)
-        parts = []
-        for end, group in tenant.agents.segments(agent):
-            if end > shared:
-                break
-            parts.append((end, group))
-        return parts
-
-    # ---- learning --------------------------------------------------------------------------
-
-    def _learn(
-        self, tenant: Tenant, session: Session, agent: Agent, hints: Hints | None, now: float
-    ) -> None:
-        turn = hints.turn if hints is not None else None
-        if turn is not None and session.last_turn == (agent.symbol, turn):
-            return  # a retry
-        session.last_turn = (agent.symbol, turn)
-        trust = tenant.trust(session.agent)
-        if session.phase == Phase.ENDED:
-            tenant.transitions.retract(session.ended_by, END)
-            tenant.gaps.observe_end(session.kind, -1.0)
-            tenant.lengths.ended(session.turns, -1.0)
-        if session.ended_said:
-            trust.final_kept = max(0.0, trust.final_kept - 1.0)
-            session.ended_said = False
-        if session.turns and session.running == 0 and session.phase != Phase.RUNNING:
-            away = max(0.0, now - session.since)
-            if session.promise is not None:
-                said, back = session.promise.said, session.promise.back
-                own = tenant.gaps.density(session.kind, max(0.05, now - said))
-                trust.learn(back - said, now - said, own)
-            tenant.gaps.observe(session.kind, away)
-        if session.turns:
-            tenant.lengths.returned(session.turns)
-            tenant.gaps.observe_cycle(now - session.arrived)
-            tenant.transitions.observe(
-                session.before, session.agent, agent.symbol, earlier=session.earlier
-            )
-        else:
-            tenant.transitions.observe(END, END, agent.symbol)
-            tenant.started += 1
-        session.earlier, session.before = session.before, session.agent
-        session.agent = agent.symbol
-        session.turns += 1
-        session.phase = Phase.RUNNING
-        session.since = session.arrived = now
-        session.promise = None
-        session.calls.clear()
-        session.certain = ()
-        if hints is not None and hints.next_agents:
-            known = (tenant.agents.find(each) for each in hints.next_agents[:16])
-            session.certain = tuple(sorted({each.symbol for each in known if each is not None}))
-        agent.used(now)
-        tenant.live[session.key] = session
-        tenant.live.move_to_end(session.key)
-
-    def _say_final(self, tenant: Tenant, session: Session, now: float) -> None:
-        if session.ended_said or not session.turns:
-            return
-        trust = tenant.trust(session.agent)
-        session.ended_said = True
-        trust.final_said += 1.0
-        trust.final_kept += 1.0
-        if trust.final > 0.5 and session.running == 0:
-            tenant.end(session)
-
-    def _tool(self, session: Session, tool: ToolEvent, age: float, now: float) -> None:
-        call = tool.call_id or tool.name
-        if tool.state in (ToolState.ENDED, ToolState.FAILED):
-            session.calls.pop(call, None)
-            if not session.calls and session.running == 0:
-                session.promise = None
-                session.kind = f"done:{tool.name[:64]}"
-                session.since = now - age
-            return
-        back = None
-        if tool.remaining_s is not None and math.isfinite(tool.remaining_s):
-            back = now - age + max(0.0, tool.remaining_s)
-        if len(session.calls) < 64 or call in session.calls:
-            session.calls[call] = back
-        if session.running == 0:
-            session.kind = f"tool:{tool.name[:64]}"
-        known = [each for each in session.calls.values() if each is not None]
-        if known:
-            session.promise = Promise(said=now - age, back=max(known))
-
     # ---- whom to follow --------------------------------------------------------------------
 
     def _duel(self, request: _Request) -> None:
@@ -539,23 +409,3 @@ class PolicyCore:
                 self.scoring.follow(leader)
         else:
             self.order.scout = predictable
-
-
-def _into_gap(
-    request: _Request, finish: Finish, tools: Sequence[tuple[str, float | None]], now: float
-) -> None:
-    """Say what kind of gap follows *request*, and until when its tools should take."""
-    names = "+".join(sorted({name for name, _ in tools}))[:64]
-    request.session.kind = request.agent.kind = f"{finish.value}:{names}"
-    seconds = [s for _, s in tools if s is not None and math.isfinite(s) and s >= 0]
-    if seconds:
-        request.session.promise = Promise(said=now, back=now + max(seconds))
-
-
-def _continues(chain: Chain, blocks: Sequence[Hashable]) -> bool:
-    """Whether *blocks* start with what *chain* had, but for perhaps its last block."""
-    n = chain.blocks
-    for at, tail in zip((n, n - 1), chain.tails, strict=False):
-        if at <= len(blocks) and blocks[at - 1] == tail:
-            return True
-    return False

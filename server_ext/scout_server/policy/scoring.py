@@ -1,5 +1,6 @@
 """Gives every group of free blocks its score, off the eviction path and at a bounded rate."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -59,6 +60,7 @@ class Scoring:
         self.arrivals = 0
         """Requests since the last renewal; to be counted by the owner."""
         self._retained_share = retained_share
+        self._held: dict[str, frozenset[int]] = {}
         self.clipped: dict[int, int] = {}
         """Groups that are over their tenant's share, with their free blocks."""
 
@@ -98,6 +100,22 @@ class Scoring:
         """Order by `use` (expected use) or by `rate` (how often anchors were used)."""
         self.following = name
         self._order.rescore(self.uses if name == "use" else self.rates)
+        self._order.set_scores((group, math.inf) for group in self._all_held())
+
+    def hold(self, request_id: str, groups: Iterable[int]) -> None:
+        """Let *groups* go last of all until `let_go`: their request was preempted, and resumes."""
+        self._held[request_id] = frozenset(groups)
+        self._order.set_scores((group, math.inf) for group in self._held[request_id])
+
+    def let_go(self, request_id: str) -> None:
+        """Let the groups of a request that was held count like others again."""
+        groups = self._held.pop(request_id, None)
+        if groups:
+            scores = self.uses if self.following == "use" else self.rates
+            self._order.set_scores((g, scores.get(g, 0.0)) for g in groups - self._all_held())
+
+    def _all_held(self) -> frozenset[int]:
+        return frozenset().union(*self._held.values())
 
     def use(self, group: int) -> float:
         """Return the hit density that is expected of *group*."""
@@ -127,6 +145,9 @@ class Scoring:
         if self.clipped:
             scores = [each for each in scores if each[0] not in self.clipped]
         self.uses.update(scores)
+        if self._held:
+            held = self._all_held()
+            scores = [each for each in scores if each[0] not in held]
         if self.following == "use":
             self._order.set_scores(scores)
 

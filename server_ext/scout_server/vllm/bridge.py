@@ -1,6 +1,5 @@
 """Between vLLM's scheduler and the policy core: facts in, owners of blocks out."""
 
-import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +80,6 @@ class Bridge:
         """What a tier behind the pool asks."""
         self._cached: dict[str, int] = {}
         self._arrived: set[str] = set()
-        self._held: dict[str, dict[int, float]] = {}
         self.arrivals: Counter[str] = Counter()
         """Requests by how their agent was found: hint, fingerprint, unknown."""
         self.finishes: Counter[str] = Counter()
@@ -158,8 +156,6 @@ class Bridge:
             return
         try:
             self.core.tick(now=self.clock())
-            if self._held:
-                self._hold()
             if self._keeper is not None:
                 self._keeper.tick(now=self.clock())
             if self.recorder is not None:
@@ -177,9 +173,6 @@ class Bridge:
             else:
                 segments = self.core.segments(request.request_id, request.block_hashes)
             self.guide.released(request.request_id, segments)
-            if _finish(request) is Finish.PREEMPTED:
-                order = self.core.order
-                self._held[request.request_id] = {s.group: order.score(s.group) for s in segments}
             groups = self._coordinator.get_blocks(request.request_id)
             for blocks, manager in zip(groups, self._coordinator.single_type_managers, strict=True):
                 self._own(
@@ -203,11 +196,9 @@ class Bridge:
                 self.prefetch.ended()
             if finish is Finish.PREEMPTED:
                 cached = self._cached.get(request.request_id)
-                self._hold()
             else:
                 cached = self._cached.pop(request.request_id, None)
                 self._arrived.discard(request.request_id)
-                self._let_go(request.request_id)
                 if cached is not None:
                     self.tokens["prompt"] += request.num_prompt_tokens
                     self.tokens["cached"] += cached
@@ -332,18 +323,6 @@ class Bridge:
         if self.breaker.open:
             return "stock"
         return "scout" if self.core.order.scout else "lru"
-
-    def _hold(self) -> None:
-        """Put what preempted requests gave back last of all; the core's scores come and go."""
-        for scores in self._held.values():
-            for group in scores:
-                self.core.order.set_score(group, math.inf)
-
-    def _let_go(self, request_id: str) -> None:
-        """A request that was preempted before is done: its groups count like others again."""
-        for group, score in self._held.pop(request_id, {}).items():
-            if not any(group in others for others in self._held.values()):
-                self.core.order.set_score(group, score if score < math.inf else 0.0)
 
     def _own(self, block_ids: Sequence[int], segments: Sequence[Segment], factor: int) -> None:
         """Give each block the group of the last hash block in it; the last segment has the rest."""
