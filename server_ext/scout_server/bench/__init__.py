@@ -3,6 +3,7 @@
 import typer
 
 from scout_server.bench.agreement import agreement
+from scout_server.bench.callback import callback
 from scout_server.bench.engine import engine
 from scout_server.bench.gateway import gateway
 from scout_server.bench.hotpath import hotpath
@@ -19,6 +20,7 @@ __all__ = ["bench_app"]
 
 bench_app = typer.Typer(no_args_is_help=True, add_completion=False)
 bench_app.command()(agreement)
+bench_app.command()(callback)
 bench_app.command()(engine)
 bench_app.command()(gateway)
 bench_app.command()(planner)
