@@ -129,8 +129,9 @@ def record(
         recorders.append(_Recorder(app))
         return recorders[-1]
 
+    # It takes hints: a client stops sending what a server says that it does not take.
     quick = EmbeddedSettings(
-        policy="lru", kv_blocks=1 << 16, step_s=0.0, prefill_tokens_per_s=1e9,
+        policy="scout", kv_blocks=1 << 16, step_s=0.0, prefill_tokens_per_s=1e9,
         decode_s_per_sequence=0.0, decode_us_per_kv_token=0.0,
     )  # fmt: skip
     with running_server(quick, wrap=wrapped) as server:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from scout_sdk import _wire
 from scout_server.bench.recording import Program, Replay, record
 from scout_server.bench.toolsessions import tool_sessions
 from scout_server.demo.comparison import PLANS
@@ -114,6 +115,13 @@ def zero_hint(
         "KV blocks": blocks,
         "sessions at a time": at_once,
         "requests that count": requests,
+        "of them with hints": sum(
+            1
+            for each in hinted[1:]
+            for p in each
+            for i in p.items
+            if i.body is not None and _wire.decode(i.headers).hints is not None
+        ),
         "events": sum(1 for each in hinted[1:] for p in each for i in p.items if i.event),
         "arms": rows,
         "share of the hinted gain": share,
