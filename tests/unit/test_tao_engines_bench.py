@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from scout_sdk import ConfigError
-from scout_server.bench.taoengines import Arm, make_programs, tao_engines
+from scout_server.bench.taoengines import (
+    Arm,
+    Program,
+    make_programs,
+    mean_size,
+    tao_engines,
+)
 from scout_server.demo.measure import Counters
 
 
@@ -50,3 +56,14 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     """A folder that has no model is refused before any server starts."""
     with pytest.raises(ConfigError, match="--model DIR"):
         tao_engines(model=tmp_path)
+
+
+def test_the_size_of_a_session_is_what_both_agents_hold() -> None:
+    """Load counts every agent's latest prompt, averaged over a session's turns, not its end."""
+    programs = make_programs(8, steps=8, tokens=1600, vocabulary=8192, sizes=3, texts="x")
+    first = [p.steps[0] for p in programs]
+    ends = [len(p.steps[-1].prompt) + len(p.steps[-2].prompt) for p in programs]
+    size = mean_size(programs)
+    assert sum(len(s.prompt) for s in first) / 8 < size < sum(ends) / 8
+    once = [Program(steps=p.steps[:1]) for p in programs]
+    assert mean_size(once) == sum(len(s.prompt) for s in first) / 8

@@ -1,22 +1,23 @@
 """`scout bench gateway`: what the gateway adds to a direct connection (issue 5, section 2)."""
 
 import asyncio
+import contextlib
+import os
 import statistics
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from scout_server.bench.streams import Load, run_load
+from scout_server.bench.streams import Load, fast_run, run_load
 from scout_server.report import Target, command_line, emit, progress
 
 __all__ = ["gateway", "gateway_port", "started", "stop"]
 
 _CHUNKS = 64
-_GAP_S = 0.02
 
 
 async def started(*args: str) -> Process:
@@ -46,40 +47,72 @@ async def stop(process: Process) -> None:
             await process.wait()
 
 
-async def _measure(streams: int, seconds: float, rounds: int) -> tuple[list[Load], list[Load]]:
-    """Return the loads of direct and of gateway rounds, taken in turn."""
-    backend = await started("-m", "scout_server.bench.streams", "0", str(_CHUNKS), str(_GAP_S))
-    front: Process | None = None
+@contextlib.contextmanager
+def _apart(pin: bool) -> Iterator[tuple[set[int], set[int]]]:
+    """Yield the cores of both ends and those of what stands between them; undo it at the end."""
+    if not pin or not hasattr(os, "sched_setaffinity"):
+        yield set(), set()
+        return
+    all_cores = os.sched_getaffinity(0)
+    *ends, middle = sorted(all_cores)
     try:
-        assert backend.stdout is not None
-        direct = int(await backend.stdout.readline())
-        front = await started(
-            "-m",
-            "scout_server.cli",
-            "gateway",
-            "--port",
-            "0",
-            "--node",
-            f"http://127.0.0.1:{direct}",
-        )
-        through = await gateway_port(front)
-        ends: tuple[list[Load], list[Load]] = ([], [])
-        with progress() as bar:
-            task = bar.add_task("streaming", total=2 * rounds + 1)
-            await run_load(through, streams=streams, seconds=min(2.0, seconds))  # warm
-            bar.advance(task)
-            for turn in range(rounds):
-                order = (
-                    ((0, direct), (1, through)) if turn % 2 == 0 else ((1, through), (0, direct))
-                )
-                for which, port in order:
-                    ends[which].append(await run_load(port, streams=streams, seconds=seconds))
-                    bar.advance(task)
-        return ends
+        yield set(ends or [middle]), {middle}
     finally:
-        if front is not None:
-            await stop(front)
-        await stop(backend)
+        os.sched_setaffinity(0, all_cores)
+
+
+def _move(cores: set[int]) -> None:
+    """Run on *cores* from here on, and what is started from here on too."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+async def _measure(
+    streams: int,
+    seconds: float,
+    rounds: int,
+    gap_s: float,
+    *,
+    pin: bool,
+    in_step: bool,
+    seed: int,
+) -> tuple[list[Load], list[Load]]:
+    """Return the loads of direct and of gateway rounds, taken in turn."""
+
+    async def load(port: int, turn: int, seconds: float) -> Load:
+        return await run_load(
+            port, streams=streams, seconds=seconds, seed=seed + turn, in_step=in_step
+        )
+
+    front: Process | None = None
+    with _apart(pin) as (ends, middle):
+        _move(ends)
+        backend = await started("-m", "scout_server.bench.streams", "0", str(_CHUNKS), str(gap_s))
+        try:
+            assert backend.stdout is not None
+            direct = int(await backend.stdout.readline())
+            _move(middle)
+            front = await started(
+                *("-m", "scout_server.cli", "gateway", "--port", "0"),
+                *("--node", f"http://127.0.0.1:{direct}"),
+            )
+            through = await gateway_port(front)
+            _move(ends)
+            loads: tuple[list[Load], list[Load]] = ([], [])
+            with progress() as bar:
+                task = bar.add_task("streaming", total=2 * rounds + 1)
+                await load(through, 0, min(2.0, seconds))  # warm
+                bar.advance(task)
+                for turn in range(rounds):
+                    pair = ((0, direct), (1, through))
+                    for which, port in pair if turn % 2 == 0 else pair[::-1]:
+                        loads[which].append(await load(port, turn, seconds))
+                        bar.advance(task)
+            return loads
+        finally:
+            if front is not None:
+                await stop(front)
+            await stop(backend)
 
 
 def _quantile(values: Sequence[float], q: int) -> float:
@@ -95,8 +128,8 @@ def _row(loads: Sequence[Load], seconds: float) -> dict[str, object]:
         "first event p99 ms": round(_quantile(first, 99), 3),
         "event lateness p50 ms": round(_quantile(late, 50), 3),
         "event lateness p99 ms": round(_quantile(late, 99), 3),
-        "streams/s": round(sum(load.streams for load in loads) / len(loads) / seconds, 2),
-        "events": len(late),
+        "events/s": round(sum(load.events for load in loads) / len(loads) / seconds, 1),
+        "streams": len(first),
         "failed": sum(load.failed for load in loads),
     }
 
@@ -104,7 +137,15 @@ def _row(loads: Sequence[Load], seconds: float) -> dict[str, object]:
 def gateway(
     streams: Annotated[int, typer.Option(min=1, help="Streams open at the same time.")] = 200,
     seconds: Annotated[float, typer.Option(min=2, help="Length of one round.")] = 6.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each kind, in turn.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each kind, in turn.")] = 5,
+    gap_ms: Annotated[float, typer.Option(min=1, help="Time between two events.")] = 20.0,
+    pin: Annotated[
+        bool, typer.Option(help="Client and server on other cores than the gateway, in all rounds.")
+    ] = True,
+    in_step: Annotated[
+        bool, typer.Option(help="All streams send at the same moments, as one engine's batch.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the times at which streams begin.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """
@@ -112,7 +153,9 @@ def gateway(
 
     Example: scout bench gateway --streams 200
     """
-    direct, through = asyncio.run(_measure(streams, seconds, rounds))
+    direct, through = fast_run(
+        _measure(streams, seconds, rounds, gap_ms / 1e3, pin=pin, in_step=in_step, seed=seed)
+    )
     rows = {"direct": _row(direct, seconds), "gateway": _row(through, seconds)}
     added: list[dict[str, float]] = []
     for a, b in zip(direct, through, strict=True):
@@ -122,7 +165,7 @@ def gateway(
                 "first p99": _quantile(b.first, 99) - _quantile(a.first, 99),
                 "event p50": _quantile(b.late, 50) - _quantile(a.late, 50),
                 "event p99": _quantile(b.late, 99) - _quantile(a.late, 99),
-                "loss %": 100 * (1 - b.streams / a.streams),
+                "loss %": 100 * (1 - b.events / a.events),
             }
         )
     middle = {name: round(statistics.median(x[name] for x in added), 3) for name in added[0]}
@@ -140,10 +183,13 @@ def gateway(
     failed = sum(load.failed for load in (*direct, *through))
     targets.append(Target.equal("failed streams", failed, 0))
     results = {
-        "rule": f"streams of {_CHUNKS} events, {1e3 * _GAP_S:g} ms apart; server, gateway and"
-        " client are a process each; rounds in turn; a figure is the median over rounds of the"
-        " difference between neighbouring rounds",
+        "rule": f"streams of {_CHUNKS} events, {gap_ms:g} ms apart, "
+        + ("all at the same moments" if in_step else "each in its own phase")
+        + "; server, gateway and client are a process each, "
+        + ("server and client on other cores than the gateway" if pin else "on any core")
+        + ", also while it is idle; rounds in turn; a figure is the median over rounds of the"
+        " difference between neighbouring rounds; first event: without the time in the server",
         "rounds": rows,
         "added per round": [{n: round(v, 3) for n, v in x.items()} for x in added],
     }
-    emit(Console(), command_line(), None, results, targets, json_output)
+    emit(Console(), command_line(), seed, results, targets, json_output)

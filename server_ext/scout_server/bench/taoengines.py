@@ -26,11 +26,11 @@ from scout_server.demo.measure import Counters, read_counters
 from scout_server.demo.servers import Running, ServerSpec, start_all
 from scout_server.report import Target, command_line, emit, progress
 
-__all__ = ["Arm", "Program", "make_programs", "tao_engines"]
+__all__ = ["Arm", "Program", "make_programs", "mean_size", "tao_engines"]
 
 _BLOCK = 16
 _AGENTS = ("planner", "coder")
-_OUTPUT = 16
+_OUTPUT = 8
 _PEERS: Mapping[str, tuple[str, ...]] = {
     "vllm-router cache-aware": ("--policy", "cache_aware"),
     "vllm-router programs": ("--policy", "cache_aware", "--enable-program-scheduling"),
@@ -56,6 +56,17 @@ class Program:
     """One session: two agents in turn, whose histories grow."""
 
     steps: tuple[Step, ...]
+
+
+def mean_size(programs: Sequence[Program]) -> float:
+    """Return the tokens that a session holds, both agents together, on average over its steps."""
+    sizes = []
+    for program in programs:
+        held: dict[str, int] = {}
+        for step in program.steps:
+            held[step.agent] = len(step.prompt)
+            sizes.append(sum(held.values()))
+    return statistics.fmean(sizes)
 
 
 @dataclass(slots=True)
@@ -200,11 +211,16 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _spec(name: str, model: Path, *, blocks: int, longest: int, events: int | None) -> ServerSpec:
+    about = model / "scout-model.json"
+    own = json.loads(about.read_text()).get("vllm_arguments", []) if about.is_file() else []
     args = [
         str(model), "--scout-off", "--dtype", "float32", "--enforce-eager",
         "--block-size", str(_BLOCK), "--num-gpu-blocks-override", str(blocks),
         "--max-num-seqs", "16", "--max-model-len", str(longest),
         "--enable-prompt-tokens-details", "--served-model-name", "m",
+        # the first token at once, the others together: client and servers share the cores
+        "--stream-interval", "1000",
+        *own,
     ]  # fmt: skip
     if events is not None:
         config = {
@@ -364,9 +380,10 @@ def tao_engines(
     router: Annotated[
         str, typer.Option(help="The program of PyPI's vllm-router; left out where there is none.")
     ] = "vllm-router",
-    tokens: Annotated[int, typer.Option(min=256, help="Tokens of a session at its end.")] = 1600,
+    tokens: Annotated[int, typer.Option(min=256, help="Tokens of a session at its end.")] = 4800,
+    steps: Annotated[int, typer.Option(min=2, help="Turns of a session.")] = 12,
     load: Annotated[float, typer.Option(min=0.1, help="Load by the KV room of all nodes.")] = 2.0,
-    blocks: Annotated[int, typer.Option(min=64, help="KV blocks of 16 tokens of a node.")] = 400,
+    blocks: Annotated[int, typer.Option(min=64, help="KV blocks of 16 tokens of a node.")] = 1200,
     sessions: Annotated[int, typer.Option(min=1, help="Sessions of one repetition.")] = 48,
     repetitions: Annotated[int, typer.Option(min=1, help="Repetitions of every arm.")] = 3,
     kv_events: Annotated[
@@ -387,13 +404,19 @@ def tao_engines(
         raise ConfigError(msg)
     document = json.loads(config.read_text())
     longest = tokens + 512
+    vocabulary = int(document.get("vocab_size", 1000))
+    size = mean_size(
+        make_programs(
+            64, steps=steps, tokens=tokens, vocabulary=vocabulary, sizes=seed, texts="size"
+        )
+    )
     plan = {
-        "steps": 8,
+        "steps": steps,
         "tokens": tokens,
-        "vocabulary": int(document.get("vocab_size", 1000)),
-        "sessions": 24 if quick else sessions,
+        "vocabulary": vocabulary,
+        "sessions": min(sessions, 32) if quick else sessions,
         "repetitions": 1 if quick else repetitions,
-        "concurrency": max(2, round(load * 2 * blocks * _BLOCK / tokens)),
+        "concurrency": max(2, round(load * 2 * blocks * _BLOCK / size)),
         "seed": seed,
     }
     events = _free_ports(2) if kv_events else None
@@ -416,8 +439,9 @@ def tao_engines(
     arms, absent, state = asyncio.run(run())
     results = {
         "rule": f"two vLLM servers with {blocks * _BLOCK} tokens of KV room each, stock;"
-        f" {plan['concurrency']} sessions at a time that end at about {tokens} tokens: {load:g}"
-        " times the room; arms in turn, other texts of the same sizes for each",
+        f" {plan['concurrency']} sessions at a time, each of {size:.0f} tokens on average over its"
+        f" {steps} turns: {load:g} times the room; arms in turn, other texts of the same sizes for"
+        " each",
         "arms": {name: arm.row() for name, arm in arms.items()},
         "absent": absent,
         "gateway at the end": state,

@@ -81,6 +81,19 @@ def _settings(
     return settings, loaded.of(TenancySettings)
 
 
+def _collect_seldom() -> None:
+    """
+    Keep the garbage collector from stopping every stream at once.
+
+    What was imported lives as long as we do and is never walked again. Requests leave no cycles
+    behind: at Python's own thresholds the collector walks all open ones many times a second, up to
+    30 ms at 200 streams, and finds nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 100)
+
+
 async def serve(
     settings: GatewaySettings, tenancy: TenancySettings, *, reload: Reload | None = None
 ) -> None:
@@ -95,6 +108,7 @@ async def serve(
             access_log=False,
             server_header=False,
             date_header=False,
+            proxy_headers=False,
             lifespan="on",
         )
     )
@@ -116,7 +130,5 @@ async def serve(
 
     if reload is not None and hasattr(signal, "SIGHUP"):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
-    # What was imported lives as long as we do: a full collection that walks it stops every stream.
-    gc.collect()
-    gc.freeze()
+    _collect_seldom()
     await server.serve()

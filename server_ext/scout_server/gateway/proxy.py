@@ -15,7 +15,7 @@ from scout_sdk import HintOutcome
 from scout_server.gateway.nodes import Nodes
 from scout_server.gateway.reply import Reply, keeping_alive
 from scout_server.gateway.settings import GatewaySettings, NodeAddress
-from scout_server.tao.asgi import TooLargeError, answer, client_left, read_body
+from scout_server.tao.asgi import answer, client_left, take_body
 from scout_server.tao.asked import TURN_PATHS, Asked, understand
 from scout_server.tao.estimates import Estimates
 from scout_server.tao.headers import merged_outcome, to_client, to_node
@@ -40,8 +40,8 @@ class Proxy:
     """
     The ASGI application behind every route that is not the gateway's own.
 
-    One task serves a request, another watches its client: when the client leaves, at any moment,
-    the first is cancelled, and with it the request upstream and the place in the pool.
+    The server's task serves a request, another watches its client: when the client leaves, at any
+    moment, the first is cancelled, and with it the request upstream and the place in the pool.
     """
 
     def __init__(
@@ -56,38 +56,39 @@ class Proxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        reply = Reply(send)
-        try:
-            body = await read_body(scope, receive, limit_bytes=self.settings.max_body_bytes)
-        except TooLargeError:
-            limit = self.settings.max_body_bytes
-            await answer(send, 413, f"the body is over {limit} bytes", kind="invalid_request_error")
-            self._count("too-large")
-            return
+        limit = self.settings.max_body_bytes
+        body = await take_body(scope, receive, send, limit_bytes=limit, count=self._count)
         if body is None:
-            self._count("client-left")
             return
-        serve = asyncio.ensure_future(self._serve(scope, body, reply))
-        watch = asyncio.ensure_future(client_left(receive))
+        reply = Reply(send)
+        task = asyncio.current_task()
+        assert task is not None
+        left = False
+
+        async def watch() -> None:
+            nonlocal left
+            await client_left(receive)
+            left = True
+            task.cancel()
+
+        watcher = asyncio.ensure_future(watch())
         try:
-            await asyncio.wait({serve, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not serve.done():
-                serve.cancel()
-                self._count("client-left")
-            await asyncio.gather(serve, return_exceptions=True)
-        finally:
-            watch.cancel()
-            serve.cancel()
-        if not serve.cancelled() and (fault := serve.exception()) is not None:
-            if isinstance(fault, OSError):  # the client's connection broke while we wrote
-                self._count("client-left")
-            elif reply.started:
+            await self._serve(scope, body, reply)
+        except asyncio.CancelledError:
+            if not left or task.uncancel():
+                raise
+            self._count("client-left")
+        except OSError:  # the client's connection broke while we wrote
+            self._count("client-left")
+        except Exception:
+            if reply.started:
                 self._count("cut")
-                raise fault  # the server closes the connection: the client sees it was cut
-            else:
-                logger.error("scout: a request failed in the gateway", exc_info=fault)
-                self._count("fault")
-                await reply.refuse(502, "the gateway failed", kind="server_error")
+                raise  # the server closes the connection: the client sees it was cut
+            logger.exception("scout: a request failed in the gateway")
+            self._count("fault")
+            await reply.refuse(502, "the gateway failed", kind="server_error")
+        finally:
+            watcher.cancel()
 
     # ---- one request -----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from scout_sdk import HintOutcome
 from scout_server.ray import notes
 from scout_server.ray.calls import Call, Head, Refusal, Ticket
 from scout_server.ray.settings import TENANT_HEADER, RaySettings
-from scout_server.tao.asgi import TooLargeError, answer, client_left, read_body
+from scout_server.tao.asgi import answer, client_left, take_body
 from scout_server.tao.asked import TURN_PATHS, Asked, understand
 from scout_server.tao.headers import merged_outcome, to_client, to_node
 from scout_server.tao.usage import Usage
@@ -95,15 +95,14 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         reply = _Reply(send)
-        try:
-            body = await read_body(scope, receive, limit_bytes=self.settings.max_body_bytes)
-        except TooLargeError:
-            limit = self.settings.max_body_bytes
-            await answer(send, 413, f"the body is over {limit} bytes", kind="invalid_request_error")
-            self._pool.tell("count", "too-large")
-            return
+        body = await take_body(
+            scope,
+            receive,
+            send,
+            limit_bytes=self.settings.max_body_bytes,
+            count=lambda outcome: self._pool.tell("count", outcome),
+        )
         if body is None:
-            self._pool.tell("count", Refusal.GONE.value)
             return
         serve = asyncio.ensure_future(self._serve(scope, body, reply))
         watch = asyncio.ensure_future(client_left(receive))
