@@ -13,6 +13,9 @@ from scout_server.config import CONFIG_VARIABLE, load, merge
 
 __all__ = ["parse_values", "serve_embedded", "serve_vllm"]
 
+_END_S = 10
+"""Seconds that vLLM's engines have to end where a state file is to be written."""
+
 
 def parse_values(values: Sequence[str]) -> dict[str, object]:
     """
@@ -52,6 +55,7 @@ def serve_vllm(
     record: Path | None = None,
 ) -> NoReturn:
     """Become vLLM serving *model* with Scout in it; does not return."""
+    from scout_server.snapshot import SnapshotSettings
     from scout_server.vllm.launch import build_command, support_notice
     from scout_server.vllm.settings import ADDITIONAL_CONFIG_KEY
 
@@ -61,7 +65,9 @@ def serve_vllm(
         raise ConfigError("--record is Scout's: it does not go with --scout-off on vLLM")
     merged = merge(document if isinstance(document, dict) else {}, parse_values(values))
     merged = merge(merged, _record(record))
-    load(merged, path=file)
+    settings = load(merged, path=file)
+    if settings.of(SnapshotSettings).state_file and not scout_off:
+        arguments += _time_to_end(arguments)
     if merged:
         additional[ADDITIONAL_CONFIG_KEY] = merged
     if additional:
@@ -115,6 +121,12 @@ def serve_embedded(
         settings.of(SnapshotSettings),
         settings.of(RecordSettings),
     )
+
+
+def _time_to_end(args: Sequence[str]) -> list[str]:
+    """Let engines write their state when they end, unless the user says how long they have."""
+    given = {arg.split("=", 1)[0].replace("_", "-") for arg in args}
+    return [] if "--shutdown-timeout" in given else ["--shutdown-timeout", str(_END_S)]
 
 
 def _record(path: Path | None) -> dict[str, object]:

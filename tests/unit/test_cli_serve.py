@@ -115,3 +115,27 @@ def test_vllm_gets_its_own_arguments_and_our_settings(monkeypatch, tmp_path):
     assert "float32" == argv[argv.index("--dtype") + 1]
     assert "7" == argv[argv.index("--port") + 1]
     assert str(config) == env["SCOUT_CONFIG"]
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ([], []),
+        (["--set", "snapshot.state_file=learnt.json"], ["10"]),
+        (["--set", "snapshot.state_file=learnt.json", "--shutdown-timeout=3"], []),
+        (["--set", "snapshot.state_file=learnt.json", "--scout-off"], []),
+    ],
+)
+def test_engines_have_time_to_write_their_state(monkeypatch, own, expected):
+    """
+    With a state file vLLM's engines get ten seconds to end, unless the user said how many.
+    """
+    pytest.importorskip("vllm")
+    ran: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda path, argv, env: ran.append(argv))
+    result = runner.invoke(app, ["serve", "some/model", *own])
+
+    assert 0 == result.exit_code, result.output
+    (argv,) = ran
+    found = [argv[at + 1] for at, arg in enumerate(argv) if arg == "--shutdown-timeout"]
+    assert expected == found
