@@ -1,10 +1,15 @@
 """The replicas under a virtual clock that `scout bench tao` measures with."""
 
+from pathlib import Path
+
 import pytest
 
-from scout_server.bench.taoarms import BASELINES, CELLS, PROFILES, CacheAware, Sticky
+from scout_server.bench.taoarms import BASELINES, CELLS, PROFILES, CacheAware, Sticky, run_arm
+from scout_server.bench.taogain import OTHERS, PlannerGain, merged
+from scout_server.bench.taoruns import Run, load, perform
 from scout_server.bench.taosim import Cell, programs, simulate
 from scout_server.policy.engine import TaoSettings
+from scout_server.policy.evaluators import EvaluatorSettings
 
 SMALL = Cell(profile=PROFILES[0], nodes=1, concurrency=30)
 """About twice what one node holds."""
@@ -50,3 +55,31 @@ def test_tao_keeps_the_cache_where_placement_alone_loses_it() -> None:
     assert max(sticky.hit_rate, aware.hit_rate) < 0.3
     assert ours.hit_rate > 0.5
     assert ours.decode_tokens_per_s > 1.6 * sticky.decode_tokens_per_s
+
+
+def test_runs_are_kept_and_not_repeated(tmp_path: Path) -> None:
+    """A finished run is read from the file again, unless it came from other code."""
+    file = tmp_path / "runs.jsonl"
+    runs = [Run(len(CELLS) + 2, arm, 3) for arm in ("sticky", "TAO")]
+    first = perform(runs, jobs=1, file=file)
+    assert perform(runs, jobs=1, file=file) == first
+    assert len(file.read_text().splitlines()) == 2
+    file.write_text(file.read_text().replace(first[runs[0]]["code"], "other"))
+    assert set(load(file)) == {runs[1]}
+    assert perform(runs, jobs=1, file=file)[runs[0]]["outcome"] == first[runs[0]]["outcome"]
+    assert len(file.read_text().splitlines()) == 3
+
+
+def test_the_programme_is_compared_decision_by_decision() -> None:
+    """Every decision of a run is planned again by the others; rounding alone may favour them."""
+    gain = PlannerGain()
+    outcome = run_arm("TAO", SMALL, 1, watch=gain)
+    assert gain.decisions == outcome.decisions > 0
+    rows = merged([gain.row(), gain.row()], EvaluatorSettings().objective)
+    assert {row["against"] for row in rows} == set(OTHERS)
+    for row in rows:
+        assert row["decisions"] == 2 * gain.decisions
+        assert row["worse %"] == 0
+        assert float(str(row["equal %"])) + float(str(row["better %"])) == pytest.approx(
+            100, abs=0.1
+        )

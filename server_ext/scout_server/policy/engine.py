@@ -47,8 +47,8 @@ class TaoEngine:
         """Requests that came since the last look at all of them, which found none that fits."""
         self._moved = True
         """Something besides new requests changed since then."""
-        self._gave = ""
-        """The request whose coming was all that changed: it gave up its session's kept room."""
+        self._gave = ("", 0)
+        """The request whose coming was all that changed, and the room that it gave up."""
         self._look = 0.0
         """When all are looked at again, because credit fades."""
         self.changed = False
@@ -109,7 +109,8 @@ class TaoEngine:
         kept = session.state is SessionState.TOOL and old is None and booking is None
         self._fresh.append(turn.key)
         if not self._moved and (booking is not None or session.id in self.ledger.gaps):
-            self._moved, self._gave = True, turn.key
+            _, room = self.ledger.gap_room(session, now=now)
+            self._moved, self._gave = True, (turn.key, room)
         self.waiting[turn.key] = Held(turn, session, arrived, kept)
         session.waiting.add(turn.key)
         self.ledger.settle(session)
@@ -238,7 +239,7 @@ class TaoEngine:
         # Who fits only where a kept room would be lost is weighed at intervals.
         if now < self._joint:
             rooms = beside(rooms, self._offers.kept(now=now))
-        self._gave = ""
+        self._gave = ("", 0)
         self._moved = self._offers.any_fits(looked, rooms, now=now)
         if everybody:
             self._look = now + self.settings.joint_s
@@ -300,7 +301,7 @@ class TaoEngine:
         node = home or best_room(candidate, fitting, self._evaluator)
         del self.waiting[key]
         self._book(turn, node, now=now)
-        if self._gave == key:
+        if self._gave[0] == key and home is not None and turn.tokens >= self._gave[1]:
             self._moved = False  # it took back what it gave up
         return Placement(
             key=key, session=turn.session, node=node, credit=candidate.credits.get(node, 0)
@@ -337,7 +338,7 @@ class TaoEngine:
     def _move(self) -> None:
         """Something changed that may let any request in."""
         self.changed = self._moved = True
-        self._gave = ""
+        self._gave = ("", 0)
 
     def _book(self, turn: Turn, node: str, *, forced: bool = False, now: float) -> None:
         self.ledger.book(

@@ -165,11 +165,12 @@ class Offers:
         warm: list[Held] = []
         for held in looked:
             need = held.turn.tokens - held.turn.prefix_tokens
-            if need <= most_cold and held.cold is not None:
+            is_cold = held.cold is not None and held.cold[0] == held.session.version
+            if need <= most_cold and is_cold:
                 return True
             if need <= most_late and held.arrived <= late:
                 return True
-            if need <= most and held.cold is None:
+            if need <= most and not is_cold:
                 warm.append(held)
         return any(self._may_go(held, open_rooms, now=now) for held in warm)
 
