@@ -32,7 +32,7 @@ def end(tao: TaoEngine, key: str, tokens: int, *, now: float) -> None:
 
 def grown(**settings: object) -> TaoEngine:
     """An engine that has seen one session grow by 1000 tokens a turn, which runs its third."""
-    tao = engine(**settings)
+    tao = engine(**settings)  # type: ignore[arg-type]
     for turn, tokens in ((1, 3000), (2, 4000)):
         assert start(tao, f"a{turn}", "a", tokens, now=0.0)
         end(tao, f"a{turn}", tokens, now=0.0)
