@@ -580,6 +580,20 @@ async def test_anonymous_requests_leave_no_session(start: Start) -> None:
     assert not s.gateway.pool.engine.ledger.sessions
 
 
+async def test_a_history_that_grows_returns_to_its_origin(start: Start) -> None:
+    """Without any name, a request that begins with an earlier one goes where that one ran."""
+    s = await start(3)
+    history: list[dict[str, str]] = [{"role": "user", "content": "a"}]
+    nodes = []
+    for number in range(5):
+        status, headers, _ = await s.ask(None, messages=history)
+        assert status == 200
+        nodes.append(headers["x-node"])
+        history += [{"role": "assistant", "content": "b"}, {"role": "tool", "content": str(number)}]
+        assert len(s.gateway.pool.engine.ledger.sessions) == (1 if number else 0)
+    assert len(set(nodes[1:])) == 1
+
+
 async def test_a_held_stream_is_kept_alive_and_then_passes_byte_for_byte(start: Start) -> None:
     """Comments come while a stream is held; what follows is what the node sends."""
     setting = await start(1, slots=1, keep_alive_s=0.01)

@@ -17,6 +17,7 @@ from scout_server.gateway.reply import Reply, keeping_alive
 from scout_server.gateway.settings import GatewaySettings, NodeAddress
 from scout_server.tao.asgi import answer, client_left, take_body
 from scout_server.tao.asked import TURN_PATHS, Asked, understand
+from scout_server.tao.chains import Chains
 from scout_server.tao.estimates import Estimates
 from scout_server.tao.headers import merged_outcome, to_client, to_node
 from scout_server.tao.pool import Pool, PoolFullError
@@ -52,6 +53,7 @@ class Proxy:
         self.pool = pool
         self.nodes = nodes
         self._estimates = Estimates()
+        self._chains = Chains()
         self._turn = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +125,11 @@ class Proxy:
         """Hold a turn until it has room, then pass it on; try another node if one fails."""
         settings = self.settings
         asked = understand(
-            scope["headers"], body, tenancy=self.tenancy, output_tokens=settings.output_tokens
+            scope["headers"],
+            body,
+            tenancy=self.tenancy,
+            output_tokens=settings.output_tokens,
+            chains=self._chains if settings.growing_prompts else None,
         )
         for outcome in asked.outcomes.values():
             self.pool.meters.hints.labels(outcome.value).inc()
@@ -211,7 +217,7 @@ class Proxy:
                     cached_tokens=cached,
                     held_tokens=self.nodes.held(node.name, asked.session, asked.tenant),
                     tools=[(tool, None) for tool in usage.tools],
-                    final=asked.final,
+                    final=asked.final or (asked.tentative and not usage.tools),
                 )
             else:
                 self.pool.cancel(asked.key)

@@ -63,6 +63,8 @@ class GatewaySettings:
     """KV room of a node that does not tell it."""
     slots: Annotated[int, Gt(0)] = 256
     """Requests that a node may run at the same time."""
+    growing_prompts: bool = True
+    """Requests that name no session and begin with all of an earlier one go on with its session."""
     output_tokens: Annotated[int, Ge(0)] = 512
     """Output to expect of a request that sets no limit, and the most expected of one that does."""
     admin_key: str = ""

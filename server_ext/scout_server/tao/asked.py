@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from scout_sdk import HintOutcome, Hints, _wire
 from scout_server import foreign
+from scout_server.tao.chains import Chains, parts_of
 from scout_server.tenancy import TenancySettings, tenant_of
 
 try:  # comes with the extra `kv-events`; long bodies are read four times as fast with it
@@ -46,6 +47,8 @@ class Asked:
     """How long the client waits; None: it does not say."""
     stream: bool = False
     """Whether it asks for an event stream."""
+    tentative: bool = False
+    """Its session was not named, and nothing but a tool call tells that it goes on."""
 
 
 def understand(
@@ -54,8 +57,13 @@ def understand(
     *,
     tenancy: TenancySettings,
     output_tokens: int,
+    chains: Chains | None = None,
 ) -> Asked:
-    """Return what a request says; whatever is malformed is as if it were not said."""
+    """
+    Return what a request says; whatever is malformed is as if it were not said.
+
+    *chains* finds the sessions of those that name none; without it they are of one turn.
+    """
     headers = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in raw}
     decoded = _wire.decode(raw)
     document = _document(body)
@@ -63,6 +71,11 @@ def understand(
     hints = foreign.merge(decoded.hints, others)
     key = secrets.token_hex(8)
     session = hints.session if hints is not None else None
+    tenant = tenant_of(headers, tenancy)
+    link = None
+    if session is None and chains is not None:
+        link = chains.link(tenant, parts_of(body), new=f"~{key}")
+        session = link.session if link is not None else None
     expected = output_tokens
     if others.expected_output_tokens is not None:
         expected = min(expected, others.expected_output_tokens)
@@ -74,13 +87,14 @@ def understand(
     return Asked(
         key=key,
         session=session if session is not None else f"~{key}",
-        tenant=tenant_of(headers, tenancy),
+        tenant=tenant,
         hints=hints,
         outcomes={**others.outcomes, **decoded.outcomes},
         final=session is None or (hints is not None and hints.final),
         body_bytes=len(body),
         output_tokens=expected,
         stream=document.get("stream") is True,
+        tentative=link is not None and not link.goes_on,
         timeout_s=_timeout(headers),
     )
 
