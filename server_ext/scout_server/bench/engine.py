@@ -1,6 +1,7 @@
 """`scout bench engine`: multi-agent workloads on vLLM, stock against Scout (issue 3, section 8)."""
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from scout_server.bench.enginefigures import BENCHMARKS, figures, ratios, target
 from scout_server.bench.enginefile import EngineFile, Repetition, digest
 from scout_server.bench.enginerun import Run, run_sessions
 from scout_server.bench.programs import SHAPES, Shape, Turn, make_sessions
+from scout_server.bench.rehearsal import Rehearsal
 from scout_server.demo.servers import Running, ServerSpec, model_folder, start_all
 from scout_server.report import command_line, emit, progress, versions
 
@@ -33,8 +35,14 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Servers that are compared, and how `scout serve` starts each."""
-_LEARNING = {"idle-gaps": 2.0, "random": 2.0}
+_LEARNING = {"gaia": 1.0, "idle-gaps": 2.0, "random": 2.0}
 """Before it is measured, so many times the sessions of a repetition are run; 0.5 if not said."""
+_ENVIRON = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
 _BLOCK_TOKENS = 32
 _QUICK = ("gaia", "swe-bench", "idle-gaps", "random")
 _QUICK_ARMS = ("stock", "scout", "prefetch")
@@ -88,6 +96,13 @@ def engine(
         float | None,
         typer.Option(min=1, help="Begin no repetition that may end later; go on with --out."),
     ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="vLLM's scheduler and block pool in virtual time: no model, no server; minutes.",
+        ),
+    ] = False,
     model: Annotated[Path | None, typer.Option(help="Folder of SmolLM2.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the programs.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -111,13 +126,19 @@ def engine(
     if not (plan.model / "config.json").is_file():
         msg = f"no model in {plan.model}; run `make setup-vllm-cpu`, or name one with --model"
         raise ConfigError(msg)
+    if rehearse and out is not None:
+        msg = f"--rehearse keeps nothing, so --out {out} cannot be given with it"
+        raise ConfigError(msg)
     kept = EngineFile(out)
     with progress() as bar:
-        missing = asyncio.run(_measure(plan, kept, bar))
+        missing = [] if rehearse else asyncio.run(_measure(plan, kept, bar))
+        if rehearse:
+            _rehearse(plan, kept, bar)
     # With a file the report is on everything in it, whichever invocation ran it.
     names = [name for name in SHAPES if out is not None or name in plan.workloads]
     runs = kept.runs(names)
     results: dict[str, object] = {
+        "time": "virtual: a step takes what a model of SmolLM2 says" if rehearse else "real",
         "workloads": [_setting(plan, SHAPES[name]) for name in runs],
         "arms": [
             {"workload": w, "arm": a, **figures(of_arm)}
@@ -160,14 +181,8 @@ def _spec(plan: _Plan, arm: str, shape: Shape) -> ServerSpec:
         "--max-model-len", str(min(2560, _BLOCK_TOKENS * (blocks - 2))),
         "--served-model-name", "smollm2",
     )  # fmt: skip
-    environ = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-    }
     args = (str(plan.model), *ARMS[arm], *engine_args)
-    return ServerSpec(name=arm, args=args, environ=environ, start_s=300.0)
+    return ServerSpec(name=arm, args=args, environ=_ENVIRON, start_s=300.0)
 
 
 async def _measure(plan: _Plan, kept: EngineFile, bar: Progress) -> list[str]:
@@ -176,12 +191,7 @@ async def _measure(plan: _Plan, kept: EngineFile, bar: Progress) -> list[str]:
     shown = bar.add_task("", total=None)
     for name in plan.workloads:
         shape = SHAPES[name]
-        # prefetching is judged against Scout without it
-        arms = [
-            arm
-            for arm in plan.arms
-            if name in BENCHMARKS or arm in ("scout", "prefetch") or len(plan.arms) == 1
-        ]
+        arms = _arms(plan, name)
         setup = _setup(plan, shape, arms)
         done = kept.done(name, setup)
         left = [n for n in range(1, plan.repetitions + 1) if n not in done]
@@ -220,6 +230,36 @@ async def _repeat(
         kept.add(Repetition(workload=shape.name, number=number, setup=setup, runs=in_order))
         longest = max(longest, time.monotonic() - began)
     return left
+
+
+def _rehearse(plan: _Plan, kept: EngineFile, bar: Progress) -> None:
+    """Run everything in virtual time."""
+    # vLLM logs to standard output, where the figures go
+    os.environ.update({**_ENVIRON, "VLLM_LOGGING_LEVEL": "ERROR"})
+    shown = bar.add_task("", total=None)
+    for name in plan.workloads:
+        shape = SHAPES[name]
+        runs: dict[int, dict[str, Run]] = {n: {} for n in range(plan.repetitions + 1)}
+        for arm in _arms(plan, name):
+            engine = Rehearsal(
+                arm, plan.model, blocks=_blocks(plan, shape), block_tokens=_BLOCK_TOKENS
+            )
+            for number, found in runs.items():
+                bar.update(shown, description=f"{name} {number}: {arm}")
+                found[arm] = engine.run(
+                    _sessions(plan, shape, number),
+                    concurrency=shape.concurrency,
+                    name=f"{name}-{number}",
+                )
+        for number in range(1, plan.repetitions + 1):
+            kept.add(Repetition(workload=name, number=number, setup={}, runs=runs[number]))
+
+
+def _arms(plan: _Plan, workload: str) -> list[str]:
+    # prefetching is judged against Scout without it
+    alone = len(plan.arms) == 1
+    judged = plan.arms if workload in BENCHMARKS or alone else ("scout", "prefetch")
+    return [arm for arm in plan.arms if arm in judged]
 
 
 def _setup(plan: _Plan, shape: Shape, arms: Sequence[str]) -> dict[str, str | int | float]:

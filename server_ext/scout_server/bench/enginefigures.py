@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from scout_server.bench.enginerun import Run
+from scout_server.bench.enginerun import WARM_UPS, Run
 from scout_server.report import Target
 
 __all__ = ["BENCHMARKS", "figures", "ratios", "targets_of"]
@@ -22,10 +22,7 @@ def figures(runs: Sequence[Run]) -> dict[str, object]:
         "turn s": statistics.fmean(run.turn for run in runs),
         "turns/s": statistics.fmean(run.throughput for run in runs),
         "prompt tokens": sum(run.counters.queried for run in runs),
-        **{
-            f"warm-ups {key}": sum(run.warm_ups.get(key, 0) for run in runs)
-            for key in ("started", "used", "wasted", "cancelled", "contended")
-        },
+        **{f"warm-ups {key}": sum(run.warm_ups.get(key, 0) for run in runs) for key in WARM_UPS},
     }
 
 

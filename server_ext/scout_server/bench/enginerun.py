@@ -13,7 +13,10 @@ from scout_sdk import Evidence, Hints, SessionEvent, ToolEvent, ToolState, _wire
 from scout_server.bench.programs import Turn
 from scout_server.demo.measure import Counters, read_counters
 
-__all__ = ["Run", "run_sessions"]
+__all__ = ["WARM_UPS", "Run", "run_sessions"]
+
+WARM_UPS = ("started", "used", "wasted", "cancelled", "contended")
+"""What is counted of a server's prefetching."""
 
 _STATE_PATH = "/v1/scout/state"
 
@@ -139,7 +142,7 @@ async def _warm_ups(client: httpx.AsyncClient) -> dict[str, int]:
         return {}
     found: dict[str, int] = {}
     for engine in json.loads(answer.text).get("engines", []):
-        for key in ("started", "used", "wasted", "cancelled", "contended"):
+        for key in WARM_UPS:
             value = engine.get("prefetch", {}).get(key, 0)
             found[key] = found.get(key, 0) + int(value)
     return found

@@ -137,7 +137,7 @@ SHAPES: dict[str, Shape] = {
                 **dict.fromkeys(("search", "browse", "read", "listen", "files", "compute"), 544),
             },
             walk=_tools,
-            blocks=160,
+            blocks=176,
             concurrency=2,
             sessions=6,
         ),

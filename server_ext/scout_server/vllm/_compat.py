@@ -27,12 +27,14 @@ __all__ = [
     "add_utility",
     "additional_config",
     "bare_request",
+    "bare_scheduler",
     "block_manager",
     "cache_policies",
     "call_engines",
     "data_parallel_rank",
     "installed_version",
     "metrics_registry",
+    "model_output",
     "problems",
     "scheduler_class",
     "schedules_synchronously",
@@ -174,8 +176,72 @@ def block_manager(blocks: int, block_tokens: int) -> Any:
     )
 
 
+def bare_scheduler(
+    model: Path,
+    *,
+    blocks: int,
+    block_tokens: int,
+    max_model_len: int,
+    additional: Mapping[str, object] | None,
+) -> Any:
+    """
+    Return a scheduler for the *model* in a folder, of which only the configuration is read.
+
+    It has *blocks* blocks with the null block, as an engine that is told their number. *additional*
+    are Scout's settings; None: it is vLLM's own scheduler. As on CPUs, it schedules synchronously.
+    """
+    import torch
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        max_model_len=max_model_len,
+        block_size=block_tokens,
+        max_num_seqs=8,
+        max_num_batched_tokens=2560,
+        enforce_eager=True,
+    ).create_engine_config()
+    config.cache_config.num_gpu_blocks = blocks
+    config.scheduler_config.async_scheduling = False
+    config.additional_config = {"scout": dict(additional or {})}
+    cls = scheduler_class(asynchronous=False)
+    if additional is not None:
+        cls = importlib.import_module("scout_server.vllm").ScoutScheduler
+    spec = FullAttentionSpec(
+        block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return cls(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block_tokens,
+        hash_block_size=block_tokens,
+        log_stats=True,
+    )
+
+
+def model_output(ids: list[str], tokens: list[list[int]]) -> Any:
+    """Return what a model would have answered to a step over the requests *ids*."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    return ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request_id: at for at, request_id in enumerate(ids)},
+        sampled_token_ids=tokens,
+    )
+
+
 def bare_request(
-    request_id: str, tokens: list[int], block_tokens: int, extra: dict[str, object]
+    request_id: str,
+    tokens: list[int],
+    block_tokens: int,
+    extra: dict[str, object],
+    *,
+    max_tokens: int = 16,
 ) -> Any:
     """Return a request as an engine makes it of a prompt and the `vllm_xargs` *extra*."""
     from vllm.sampling_params import SamplingParams
@@ -187,7 +253,7 @@ def bare_request(
     return Request(
         request_id=request_id,
         prompt_token_ids=tokens,
-        sampling_params=SamplingParams(ignore_eos=True, extra_args=extra),
+        sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra),
         pooling_params=None,
         block_hasher=get_request_block_hasher(block_tokens, sha256),
     )
