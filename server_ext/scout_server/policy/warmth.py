@@ -68,6 +68,7 @@ class Warmth:
         outlook = Outlook(
             tenant.transitions,
             tenant.gaps,
+            tenant.lengths,
             horizon=self._horizon_s / SPAN,
             starts_per_s=0.0,
             unnoticed=tenant.unnoticed,
