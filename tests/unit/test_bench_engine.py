@@ -196,3 +196,13 @@ def test_the_command_takes_its_own_defaults():
 
     assert isinstance(outcome.exception, ConfigError)
     assert "no model in nowhere" in str(outcome.exception)
+
+
+def test_what_is_rehearsed_is_not_kept_among_measurements():
+    """
+    A rehearsal does not go into a file of real runs; asked to, the command says so.
+    """
+    outcome = CliRunner().invoke(bench_app, ["engine", "--rehearse", "--out", "x.jsonl"])
+
+    assert isinstance(outcome.exception, ConfigError)
+    assert "--out x.jsonl" in str(outcome.exception)

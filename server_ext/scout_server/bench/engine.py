@@ -35,8 +35,8 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Servers that are compared, and how `scout serve` starts each."""
-_LEARNING = {"gaia": 1.0, "idle-gaps": 2.0, "random": 2.0}
-"""Before it is measured, so many times the sessions of a repetition are run; 0.5 if not said."""
+_LEARNING = {"mt-bench": 0.5, "idle-gaps": 2.0, "random": 2.0}
+"""Before it is measured, so many times a workload's sessions are run; once if not said."""
 _ENVIRON = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -123,11 +123,11 @@ def engine(
         seed=seed,
         until=time.monotonic() + 60.0 * minutes if minutes else float("inf"),
     )
-    if not (plan.model / "config.json").is_file():
-        msg = f"no model in {plan.model}; run `make setup-vllm-cpu`, or name one with --model"
-        raise ConfigError(msg)
     if rehearse and out is not None:
         msg = f"--rehearse keeps nothing, so --out {out} cannot be given with it"
+        raise ConfigError(msg)
+    if not (plan.model / "config.json").is_file():
+        msg = f"no model in {plan.model}; run `make setup-vllm-cpu`, or name one with --model"
         raise ConfigError(msg)
     kept = EngineFile(out)
     with progress() as bar:
@@ -274,8 +274,9 @@ def _setup(plan: _Plan, shape: Shape, arms: Sequence[str]) -> dict[str, str | in
 
 
 def _count(plan: _Plan, shape: Shape, repetition: int) -> int:
-    more = 1.0 if repetition else _LEARNING.get(shape.name, 0.5)
-    return max(1, round(plan.share * shape.sessions * more))
+    # what there is to learn does not get less where less is measured
+    share = plan.share if repetition else max(1.0, plan.share) * _LEARNING.get(shape.name, 1.0)
+    return max(1, round(share * shape.sessions))
 
 
 def _sessions(plan: _Plan, shape: Shape, repetition: int) -> list[list[Turn]]:
