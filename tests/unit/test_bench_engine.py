@@ -206,3 +206,15 @@ def test_what_is_rehearsed_is_not_kept_among_measurements():
 
     assert isinstance(outcome.exception, ConfigError)
     assert "--out x.jsonl" in str(outcome.exception)
+
+
+def test_a_pool_that_cannot_hold_a_request_is_refused_at_once(tmp_path):
+    """
+    Blocks that are too few for a workload's longest request are an error that says how many.
+    """
+    (tmp_path / "config.json").write_text("{}")
+    arguments = ["engine", "--workload", "gaia", "--blocks", "32", "--model", str(tmp_path)]
+    outcome = CliRunner().invoke(bench_app, arguments)
+
+    assert isinstance(outcome.exception, ConfigError)
+    assert "32 blocks are too few: gaia needs" in str(outcome.exception)

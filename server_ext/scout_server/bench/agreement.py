@@ -147,7 +147,10 @@ def _tokens(names: list[int]) -> list[int]:
 def agreement(
     sessions: Annotated[int, typer.Option(min=10, help="Sessions of the Markov agents.")] = 40,
     trace: Annotated[
-        Path | None, typer.Option(help="A recorded trace (docs/traces.md), with global block ids.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="A recorded trace (docs/traces.md), global block ids."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the Markov agents.")] = 1,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

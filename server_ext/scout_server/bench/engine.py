@@ -85,7 +85,7 @@ def engine(
     blocks: Annotated[
         int | None,
         typer.Option(
-            min=64, max=100000, help="KV blocks of 32 tokens of each server; default: by workload."
+            min=16, max=100000, help="KV blocks of 32 tokens of each server; default: by workload."
         ),
     ] = None,
     out: Annotated[
@@ -100,7 +100,7 @@ def engine(
         bool,
         typer.Option(
             "--rehearse",
-            help="vLLM's scheduler and block pool in virtual time: no model, no server; minutes.",
+            help="vLLM's scheduler and block pool in virtual time: no model, no server; seconds.",
         ),
     ] = False,
     model: Annotated[Path | None, typer.Option(help="Folder of SmolLM2.")] = None,
@@ -129,6 +129,7 @@ def engine(
     if not (plan.model / "config.json").is_file():
         msg = f"no model in {plan.model}; run `make setup-vllm-cpu`, or name one with --model"
         raise ConfigError(msg)
+    _check_blocks(plan)
     kept = EngineFile(out)
     with progress() as bar:
         missing = [] if rehearse else asyncio.run(_measure(plan, kept, bar))
@@ -150,6 +151,24 @@ def engine(
     if missing:
         results["not run for want of time"] = ", ".join(missing)
     emit(Console(), command_line(), seed, results, targets_of(runs), json_output)
+
+
+def _check_blocks(plan: _Plan) -> None:
+    """Raise ConfigError where a pool is too small for the longest request of a workload."""
+    small = []
+    for name in plan.workloads:
+        shape = SHAPES[name]
+        longest = max(
+            len(turn.prompt) + turn.output
+            for series in range(plan.repetitions + 1)
+            for turns in _sessions(plan, shape, series)
+            for turn in turns
+        )
+        needed = 2 + -(-longest // _BLOCK_TOKENS)
+        if _blocks(plan, shape) < needed:
+            small.append(f"{name} needs {needed}")
+    if small:
+        raise ConfigError(f"{plan.blocks} blocks are too few: {', '.join(small)}")
 
 
 def _chosen(what: str, given: Sequence[str] | None, known: Mapping[str, object]) -> list[str]:

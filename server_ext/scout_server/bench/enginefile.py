@@ -49,7 +49,10 @@ class EngineFile:
             try:
                 self.found.append(_LINE.validate_json(line))
             except ValidationError as error:
-                msg = f"line {number} of {path} is no repetition of this benchmark: {error}"
+                wrong = "; ".join(
+                    f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+                )
+                msg = f"line {number} of {path} is no repetition of this benchmark: {wrong}"
                 raise ConfigError(msg) from error
 
     def done(self, workload: str, setup: Setup) -> set[int]:
