@@ -1,5 +1,6 @@
 """Learners against references too simple to be wrong."""
 
+import itertools
 import math
 from collections import Counter, defaultdict
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scout_server.policy.agents import AgentTable, common_prefix
+from scout_server.policy.contexts import Contexts
 from scout_server.policy.duel import Duel, ShadowCache
 from scout_server.policy.gaps import EDGES, GapModel, HintTrust
 from scout_server.policy.retention import RetentionOrder
@@ -283,16 +285,19 @@ def test_many_rows_at_once_are_the_rows_one_by_one(runs, contexts):
 @settings(max_examples=60, deadline=None)
 def test_contexts_are_found_however_often_their_places_were_used_again(runs):
     """A table of five contexts finds exactly those that it holds."""
-    learner = Transitions(SYMBOLS, contexts=5)
-    learn(learner, runs)
-    held = {packed for packed in learner._context if packed}
-    for earlier in range(SYMBOLS + 2):
-        for before in range(SYMBOLS + 1):
-            for now in range(SYMBOLS + 1):
-                packed = learner._pack(earlier, before, now)
-                slot = learner._find(packed)
-                assert (slot >= 0) == (packed in held)
-                assert slot < 0 or learner._context[slot] == packed
+    table = Contexts(SYMBOLS, 5)
+    where = {}
+    for run in runs:
+        for context in zip([1, *run], [2, *run], run, strict=False):
+            slot, new = table.use(*context)
+            assert new == (context not in where)
+            where = {known: at for known, at in where.items() if at != slot}
+            where[context] = slot
+    for context in itertools.product(range(SYMBOLS + 2), range(SYMBOLS + 1), range(SYMBOLS + 1)):
+        assert table.find(*context) == where.get(context, -1)
+    every = np.array(list(itertools.product(range(3), range(4), range(4))))
+    found = table.find_all(every[:, 0], every[:, 1], every[:, 2])
+    assert found.tolist() == [table.find(*context) for context in every.tolist()]
 
 
 def test_sessions_that_end_in_one_class_of_gap_do_not_make_others_look_ended():

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from scout_server.policy.contexts import Contexts
+
 __all__ = ["END", "Transitions"]
 
 END = 0
@@ -55,14 +57,7 @@ class Transitions:
         self._count = array("f", [0.0]) * (rows * successors)
         self._total = array("f", [0.0]) * rows
         self._zero = array("f", [0.0]) * (symbols + 1)
-        self._context = array("I", [0]) * self._pairs  # packed (before, now), 0 is unused
-        self._stamp = array("I", [0]) * self._pairs
-        self._buckets = 1
-        while self._buckets < 2 * self._pairs:
-            self._buckets *= 2
-        self._slots = array("H", [_EMPTY]) * self._buckets
-        self._clock = 0
-        self._hand = 0  # where to look for a context to recycle
+        self._contexts = Contexts(symbols, self._pairs)
         self._seen = 0.0  # sum of _zero
         self._known = 0  # symbols in _zero
         self._rows: dict[int, dict[tuple[int, tuple[int, ...], int], Row]] = {}
@@ -172,11 +167,8 @@ class Transitions:
         total[:] = np.maximum(total - np.where(mine, count, 0.0).sum(1), 0.0)
         count[mine] = 0.0
         nxt[mine] = _EMPTY
-        for slot, packed in enumerate(self._context):
-            if packed and symbol in self._unpack(packed):
-                self._delete(slot)
-                self._clear(self.symbols + 1 + slot)
-                self._context[slot] = 0
+        for slot in self._contexts.forget(symbol):
+            self._clear(self.symbols + 1 + slot)
         self._rows.clear()
         self.version += 1
 
@@ -190,86 +182,12 @@ class Transitions:
             self._count[at] = 0.0
         self._total[row] = 0.0
 
-    # ---- longer contexts: open addressing over recycled rows ------------------------------
-
-    def _pack(self, deep: int, before: int, now: int) -> int:
-        """Number a context; *deep* is 0 for order 2, else 1 + the symbol before *before*."""
-        size = self.symbols + 2
-        return (deep * size + before) * size + now + 1
-
-    def _unpack(self, packed: int) -> tuple[int, int, int]:
-        size = self.symbols + 2
-        rest, now = divmod(packed - 1, size)
-        deep, before = divmod(rest, size)
-        return deep - 1, before, now
-
-    def _find(self, packed: int) -> int:
-        mask = self._buckets - 1
-        at = (packed * 2654435761) & mask
-        while True:
-            slot = self._slots[at]
-            if slot == _EMPTY:
-                return -1
-            if self._context[slot] == packed:
-                return slot
-            at = (at + 1) & mask
-
     def _context_row(self, deep: int, before: int, now: int) -> int:
-        packed = self._pack(deep, before, now)
-        slot = self._find(packed)
-        self._clock += 1
-        if slot < 0:
-            slot = self._recycle()
-            self._context[slot] = packed
-            self._insert(slot)
-        self._stamp[slot] = self._clock
-        return self.symbols + 1 + slot
-
-    def _recycle(self) -> int:
-        """Return a slot that is free or was not used for long: the next such one in a circle."""
-        stamps, limit = self._stamp, self._clock - self._pairs // 2
-        for _ in range(self._pairs):
-            slot = self._hand
-            self._hand = (slot + 1) % self._pairs
-            if stamps[slot] < limit or not self._context[slot]:
-                break
-        if self._context[slot]:
-            self._delete(slot)
-            self._clear(self.symbols + 1 + slot)
-        return slot
-
-    def _place_of(self, packed: int) -> int:
-        return (packed * 2654435761) & (self._buckets - 1)
-
-    def _insert(self, slot: int) -> None:
-        mask, slots = self._buckets - 1, self._slots
-        at = self._place_of(self._context[slot])
-        while slots[at] != _EMPTY:
-            at = (at + 1) & mask
-        slots[at] = slot
-
-    def _delete(self, slot: int) -> None:
-        """Take *slot* out of the table and close the hole (Knuth 6.4, algorithm R)."""
-        mask, slots, context = self._buckets - 1, self._slots, self._context
-        hole = self._place_of(context[slot])
-        while slots[hole] != slot:
-            hole = (hole + 1) & mask
-        at = hole
-        while True:
-            at = (at + 1) & mask
-            if slots[at] == _EMPTY:
-                break
-            home = self._place_of(context[slots[at]])
-            if (at - home) & mask >= (at - hole) & mask:
-                slots[hole] = slots[at]
-                hole = at
-        slots[hole] = _EMPTY
-
-    def _rebuild(self) -> None:
-        self._slots = array("H", [_EMPTY]) * self._buckets
-        for slot, packed in enumerate(self._context):
-            if packed:
-                self._insert(slot)
+        slot, new = self._contexts.use(deep, before, now)
+        row = self.symbols + 1 + slot
+        if new:
+            self._clear(row)
+        return row
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -294,11 +212,11 @@ class Transitions:
         """Return the rows of the contexts that are known, from order 1 up; -1 for an unknown."""
         if now == END:
             return (now,)
-        pair = self._find(self._pack(0, before, now))
+        pair = self._contexts.find(0, before, now)
         pair = self.symbols + 1 + pair if pair >= 0 else -1
         if before == END:
             return now, pair
-        deep = self._find(self._pack(earlier + 1, before, now))
+        deep = self._contexts.find(earlier + 1, before, now)
         return now, pair, self.symbols + 1 + deep if deep >= 0 else -1
 
     def _weights(self) -> list[float]:
@@ -352,11 +270,10 @@ class Transitions:
         found = np.asarray(contexts, dtype=np.int64).reshape(-1, 3)
         earlier, before, now = found[:, 0], found[:, 1], found[:, 2]
         one = self._mixed(np.broadcast_to(p, (len(found), size)), now)
-        pair = np.where(now != END, self._find_all((before, now), 0), -1)
+        pair = np.where(now != END, self._rows_of(0, before, now), -1)
         two = self._mixed(one, pair)
-        deep = np.where(
-            (now != END) & (before != END), self._find_all((before, now), earlier + 1), -1
-        )
+        both = (now != END) & (before != END)
+        deep = np.where(both, self._rows_of(earlier + 1, before, now), -1)
         three = self._mixed(two, deep)
         a, b, c = self._weights()
         return np.asarray(a * one + b * two + c * three)
@@ -383,23 +300,10 @@ class Transitions:
         out[known] = mixed
         return out
 
-    def _find_all(self, pair: tuple[Ints, Ints], deep: Ints | int) -> Ints:
+    def _rows_of(self, deep: Ints | int, before: Ints, now: Ints) -> Ints:
         """Return the rows of many longer contexts, -1 for those that are not known."""
-        size, mask = self.symbols + 2, self._buckets - 1
-        packed = (deep * size + pair[0]) * size + pair[1] + 1
-        slots = np.frombuffer(self._slots, dtype=np.uint16)
-        context = np.frombuffer(self._context, dtype=np.uint32)
-        at = (packed * 2654435761) & mask
-        found = np.full(len(packed), -1, dtype=np.int64)
-        open_ = np.arange(len(packed))
-        while len(open_):
-            slot = slots[at[open_]].astype(np.int64)
-            open_, slot = open_[slot != _EMPTY], slot[slot != _EMPTY]
-            same = context[slot] == packed[open_]
-            found[open_[same]] = self.symbols + 1 + slot[same]
-            open_ = open_[~same]
-            at[open_] = (at[open_] + 1) & mask
-        return found
+        slots = self._contexts.find_all(deep, before, now)
+        return np.where(slots >= 0, self.symbols + 1 + slots, -1)
 
     def _row(self, before: int, now: int, certain: Sequence[int], earlier: int) -> Row:
         zero = np.asarray(self._zero[: self.used + 1], dtype=np.float64)
@@ -467,9 +371,7 @@ class Transitions:
             "count": self._count.tolist(),
             "total": self._total.tolist(),
             "zero": self._zero.tolist(),
-            "context": self._context.tolist(),
-            "stamp": self._stamp.tolist(),
-            "clock": self._clock,
+            **self._contexts.snapshot(),
             "loss": self._loss,
             "merit": list(self._merit),
         }
@@ -482,20 +384,22 @@ class Transitions:
             self._pairs,
         ):
             raise ValueError("the snapshot is of a learner of another size")
-        for name in ("next", "count", "total", "zero", "context", "stamp"):
+        for name in ("next", "count", "total", "zero"):
             mine: array[int] | array[float] = getattr(self, f"_{name}")
             values = state[name]
             if not isinstance(values, list) or len(values) != len(mine):
                 raise ValueError(f"field {name!r} of the snapshot is damaged")
             setattr(self, f"_{name}", array(mine.typecode, values))
         self.used = max((s for s, count in enumerate(self._zero) if count > 0), default=0)
-        self._clock = int(str(state["clock"]))
+        context, stamp = state["context"], state["stamp"]
+        if not (isinstance(context, list) and isinstance(stamp, list)):
+            raise ValueError("the contexts of the snapshot are damaged")
+        self._contexts.restore(context, stamp, int(str(state["clock"])))
         self._loss = self._even_loss = float(str(state["loss"]))
         merit = state["merit"]
         if not isinstance(merit, list) or len(merit) != 3:
             raise ValueError("field 'merit' of the snapshot is damaged")
         self._merit = [float(each) for each in merit]
         self._recount()
-        self._rebuild()
         self._rows.clear()
         self.version += 1
