@@ -76,6 +76,18 @@ def test_every_required_pair_has_a_profile_with_source_and_error():
             assert 0 < profile.error["dense"] < 0.1
 
 
+def test_this_projects_models_have_profiles_measured_on_vllm():
+    """SmolLM2 and the tiny model on a CPU: how it was measured, and what passes outside."""
+    for model, prompt_s in (("smollm2-135m", (0.4, 0.8)), ("scout-tiny", (0.02, 0.06))):
+        profile = shipped_profiles()["CPU", model]
+        assert "scout sim calibrate on vLLM" in profile.source
+        assert 0 < profile.error["prefill"] < 0.1
+        assert 0 < profile.error["decode"] < 0.15
+        assert 1e-3 < profile.front.request_s(0) + profile.front.reply_s < 2e-2
+        low, high = prompt_s
+        assert low < profile.latency.mixed_s([(512, 0)], 0, 0) < high
+
+
 def test_profiles_order_gpus_as_their_bandwidth_does():
     """Decoding alone is slower on the GPU with less bandwidth."""
     profiles = shipped_profiles()

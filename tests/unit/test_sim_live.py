@@ -27,6 +27,8 @@ from scout_server.sim.livevalidate import (
     measured_line,
     measured_of,
     simulate_cell,
+    simulate_measured,
+    simulate_runs,
 )
 from scout_server.sim.probes import Calibration, FrontProbe, Probe, probe_server
 from scout_server.sim.prompts import PromptHasher, next_of_session
@@ -34,6 +36,7 @@ from scout_server.sim.prompts import PromptHasher, next_of_session
 TRUE = FittedLatency(
     weights_s=0.02, dense_s_fixed=0.0, dense_s_per_token=9e-4, knee=3.0, pair_s=1e-8,
     sequence_s=1e-3, kv_token_s=1e-6, step_s_fixed=2e-3, prefill_s_per_request=3e-3,
+    prefill_s_beside=2e-3,
 )  # fmt: skip
 FRONT = FrontLatency(request_s_fixed=0.004, request_s_per_token=1e-6, reply_s=0.002)
 CELL = LiveCell(
@@ -47,7 +50,7 @@ CELL = LiveCell(
 @pytest.fixture
 def profile(tmp_path):
     """A file with known step times."""
-    path = tmp_path / "profile-tiny.json"
+    path = tmp_path / "profile-tiny-lru.json"
     made = Profile(gpu="CPU", model="tiny", latency=TRUE, source="test", error={}, front=FRONT)
     path.write_text(json.dumps(plain(made)), "utf-8")
     return path
@@ -84,6 +87,7 @@ class Engine:
             f'vllm:prefix_cache_hits_total{{engine="0"}} {total / 2}\n'
             "vllm:num_preemptions_total 3\n"
             f"vllm:request_queue_time_seconds_sum {len(self.prompts) * 0.25}\n"
+            f"vllm:request_decode_time_seconds_sum {len(self.prompts) * 0.03}\n"
             f"vllm:request_prefill_time_seconds_sum {1e-6 * total}\n"
             'vllm:cache_config_info{block_size="32",num_gpu_blocks="77"} 1.0\n'
         )
@@ -211,12 +215,42 @@ def test_a_simulated_cell_adds_what_passes_outside_the_engine(profile, tmp_path)
     assert with_front.ttft_s == pytest.approx(without.ttft_s + added / turns)
 
 
+def test_a_later_run_meets_what_the_server_holds_and_has_learnt(profile):
+    """Runs of one server are simulated one after the other, as they were measured."""
+    cell = replace(CELL, server=replace(CELL.server, eviction="scout", blocks=120))
+    first, again = simulate_runs([(cell, 1, 0.0), (cell, 1, 5.0)], profile)
+    assert first == simulate_cell(cell, profile)
+    assert again.hit_rate != first.hit_rate  # what it kept for the agents before is in the way
+    lru = replace(CELL, server=replace(CELL.server, blocks=120))
+    one, two = simulate_runs([(lru, 1, 0.0), (lru, 2, 5.0)], profile)
+    assert one.hit_rate == two.hit_rate  # other prompts, and what is older goes first
+    assert one.jct_s == pytest.approx(two.jct_s)
+
+
+def test_medians_are_of_the_repetitions_on_their_servers(profile):
+    """Two starts of a server are two histories; cells that are not asked for are left out."""
+    cell = replace(CELL, server=replace(CELL.server, eviction="scout", blocks=120))
+
+    def line(repetition, server_at, begun_s):
+        return Measured(
+            cell=cell.name, repetition=repetition, server_at=server_at, begun_s=begun_s,
+            wall_s=4.0, figures=figures[0], requests=[],
+        )  # fmt: skip
+
+    figures = simulate_runs([(cell, 1, 0.0), (cell, 2, 1.0)], profile)
+    together = simulate_measured([cell], [line(1, 7.0, 2.0), line(2, 7.0, 7.0)], lambda _: profile)
+    assert together[cell.name].jct_s == pytest.approx((figures[0].jct_s + figures[1].jct_s) / 2)
+    apart = simulate_measured([cell], [line(1, 7.0, 0.0), line(2, 8.0, 0.0)], lambda _: profile)
+    assert apart[cell.name].hit_rate == pytest.approx(figures[0].hit_rate)
+    assert {} == simulate_measured([], [line(1, 7.0, 0.0)], lambda _: profile)
+
+
 def test_errors_are_against_the_median_and_the_spread_is_shown(profile):
     """Three repetitions: the middle one counts; the others say how far apart repeats are."""
     figures = simulate_cell(CELL, profile)
     measured = [
         Measured(
-            cell=CELL.name, repetition=n, requests=[],
+            cell=CELL.name, repetition=n, server_at=0.0, begun_s=0.0, wall_s=1.0, requests=[],
             figures=replace(figures, jct_s=figures.jct_s * f, hit_rate=figures.hit_rate - 0.01),
         )
         for n, f in enumerate((0.9, 0.8, 1.4), start=1)
@@ -231,7 +265,8 @@ def test_errors_are_against_the_median_and_the_spread_is_shown(profile):
 def test_what_is_measured_is_read_again_and_a_broken_line_is_named(tmp_path, profile):
     """The file of a campaign makes it resumable."""
     line = Measured(
-        cell="a", repetition=2, figures=simulate_cell(CELL, profile),
+        cell="a", repetition=2, server_at=5.0, begun_s=0.0, wall_s=1.0,
+        figures=simulate_cell(CELL, profile),
         requests=[(0, 0, 0.0, 0.1, 0.2, 5, 6)],
     )  # fmt: skip
     path = tmp_path / "measured.jsonl"
@@ -246,15 +281,19 @@ def test_what_is_measured_is_read_again_and_a_broken_line_is_named(tmp_path, pro
 def test_the_command_compares_what_is_there_without_measuring(tmp_path, profile):
     """With no minutes left nothing is started; equal figures give no error, and too few cells."""
     cell = next(c for c in CELLS if c.server.model == "tiny")
-    line = Measured(cell=cell.name, repetition=1, figures=simulate_cell(cell, profile), requests=[])
+    line = Measured(
+        cell=cell.name, repetition=1, server_at=0.0, begun_s=3.0, wall_s=1.0,
+        figures=simulate_cell(cell, profile), requests=[],
+    )  # fmt: skip
     (tmp_path / "measured.jsonl").write_text(measured_line(line), "utf-8")
     arguments = ["validate", "--against", "vllm", "--out", str(tmp_path), "--minutes", "0"]
     done = CliRunner().invoke(sim_app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert [True, True, True, False] == [t["met"] for t in document["targets"]]
-    (row,) = document["results"]["cells"]
-    assert row["JCT s"] == row["sim"] > 0
+    (row,) = document["results"]["mean completion time, s"]
+    assert row["measured"] == row["simulated"] > 0
+    assert row["error, %"] == 0
     wrong = CliRunner().invoke(sim_app, [*arguments, "--only", "nothing-like-it"])
     assert wrong.exit_code == 1
     assert "nothing-like-it" in wrong.stderr
@@ -311,16 +350,25 @@ def test_probing_asks_for_every_kind_of_step_and_trusts_the_servers_clock():
     """Prompts alone are timed by the server's counter; what is left of the wall time is front."""
     settings = Calibration(
         prompt_tokens=(16, 48, 96), history_tokens=(64,), new_tokens=(32,), concurrency=(1, 2),
-        context_tokens=(32, 64), mixed_tokens=(), output_tokens=4, repeats=1,
+        context_tokens=(32, 64), mixed_tokens=(16,), mixed_prompts=1,
+        output_tokens=(4, 4), repeats=1,
     )  # fmt: skip
     engine = Engine()
-    probes = asyncio.run(probe_server("http://engine", settings, transport=engine.transport))
+    probes = asyncio.run(
+        probe_server("http://engine", settings, hints=True, transport=engine.transport)
+    )
+    assert engine.events > 0
+    assert any(session and session.startswith("calibrate") for session in engine.sessions)
     assert probes.inside
     alone = {p.prefill: p.seconds for p in probes.steps if p.prefill}
     assert alone[((48, 0),)] == pytest.approx(48e-6)
     assert alone[((32, 64),)] == pytest.approx(96e-6)
-    assert 4 == sum(p.sequences > 0 for p in probes.steps)
+    decodes = [p for p in probes.steps if p.sequences]
+    assert 4 == len(decodes)
+    assert [pytest.approx(0.01)] * 4 == [p.seconds for p in decodes]
     assert 4 == len(probes.front)
+    # this engine answers at once: nothing was decoding when the others came, so it does not count
+    assert not [p for p in probes.steps if p.prefill and p.sequences]
     shorter = settings.up_to(60)
     assert ((16, 48), (), (32,)) == (
         shorter.prompt_tokens, shorter.history_tokens, shorter.context_tokens,

@@ -6,6 +6,7 @@ import itertools
 import json
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from scout_server.sim.consoles import wide_console
 from scout_server.sim.hardware.fitted import load_profile, plain
 from scout_server.sim.livecells import CELLS, LOADS, SHAPES, LiveCell, ServerKind, cells_on
 from scout_server.sim.liverun import Campaign, measure, measure_at, server_at
-from scout_server.sim.livevalidate import CellError, compare, load_measured, simulate_cell
+from scout_server.sim.livevalidate import CellError, compare, load_measured, simulate_measured
 from scout_server.sim.probes import Calibration
 from scout_server.sim.silicon import load_points, simulate_point, summarise
 from scout_server.sim.validate import (
@@ -140,33 +141,32 @@ def _vllm(campaign: Campaign, url: str, *, whole: bool) -> tuple[dict[str, objec
     if not campaign.over:
         asyncio.run(measure_at(campaign, url, say) if url else measure(campaign, say))
     measured = load_measured(campaign.lines)
-    wanted = {m.cell for m in measured}
-    simulated = {
-        cell.name: simulate_cell(cell, campaign.profile(cell.server.model))
-        for cell in campaign.cells
-        if cell.name in wanted
-    }
+    simulated = simulate_measured(campaign.cells, measured, campaign.profile)
     errors = compare(campaign.cells, measured, simulated)
     if not errors:
         msg = f"nothing is measured in {campaign.lines}; give it --minutes"
         raise ConfigError(msg)
-    profiles = {
-        model: load_profile(campaign.profile(model))
-        for model in dict.fromkeys(cell.server.model for cell in campaign.cells)
-        if campaign.profile(model).is_file()
-    }
+    paths = dict.fromkeys(campaign.profile(cell.server) for cell in campaign.cells)
+    profiles = {path.stem: load_profile(path) for path in paths if path.is_file()}
     results: dict[str, object] = {
-        "cells": [_row(e) for e in errors],
+        **_rows(errors),
         "fit error of step times": {name: p.error for name, p in profiles.items()},
     }
     jct = statistics.fmean(abs(e.jct) for e in errors)
     throughput = statistics.fmean(abs(e.throughput) for e in errors)
     hits = statistics.fmean(abs(e.hit_points) for e in errors)
-    results["mean |error|"] = {"JCT": jct, "throughput": throughput, "hit rate, points": hits}
-    results["mean distance of a repetition from the median"] = {
-        "JCT": statistics.fmean(e.spread.jct_s for e in errors),
-        "throughput": statistics.fmean(e.spread.tokens_per_s for e in errors),
-        "hit rate, points": statistics.fmean(e.spread.hit_rate for e in errors),
+    results["mean over the cells"] = {
+        name: {
+            "|error|": round(error, 4),
+            "a repeat from the median": round(
+                statistics.fmean(getattr(e.spread, field) for e in errors), 4
+            ),
+        }
+        for name, error, field in (
+            ("completion time", jct, "jct_s"),
+            ("throughput", throughput, "tokens_per_s"),
+            ("hit rate, points", hits, "hit_rate"),
+        )
     }
     targets = [
         Target.at_most("mean |error| of JCT", jct, 0.05),
@@ -178,30 +178,46 @@ def _vllm(campaign: Campaign, url: str, *, whole: bool) -> tuple[dict[str, objec
     return results, targets
 
 
-def _row(error: CellError) -> dict[str, object]:
-    seen, said, spread = error.measured, error.simulated, error.spread
+def _rows(errors: Sequence[CellError]) -> dict[str, object]:
+    """Return a table a figure: measured (median), simulated, error, distance of repeats."""
+
+    def table(
+        measured: str, digits: int, factor: float, error: Callable[[CellError], float], unit: str
+    ) -> list[dict[str, object]]:
+        return [
+            {
+                "cell": e.cell.partition("-")[2],
+                "runs": e.repetitions,
+                "measured": round(factor * getattr(e.measured, measured), digits),
+                "simulated": round(factor * getattr(e.simulated, measured), digits),
+                f"error, {unit}": round(error(e), 2),
+                f"repeats +-{unit}": round(_spread(e, measured), 2),
+            }
+            for e in errors
+        ]
+
     return {
-        "cell": error.cell.partition("-")[2],
-        "runs": error.repetitions,
-        "JCT s": seen.jct_s,
-        "sim": said.jct_s,
-        "err %": 100 * error.jct,
-        "+-%": 100 * spread.jct_s,
-        "tok/s": seen.tokens_per_s,
-        "sim ": said.tokens_per_s,
-        "err % ": 100 * error.throughput,
-        "+-% ": 100 * spread.tokens_per_s,
-        "hit %": 100 * seen.hit_rate,
-        "sim  ": 100 * said.hit_rate,
-        "points": error.hit_points,
-        "+-": spread.hit_rate,
-        "TTFT s": seen.ttft_s,
-        "sim   ": said.ttft_s,
-        "queue s": seen.queue_s,
-        "sim    ": said.queue_s,
-        "preempted": seen.preemptions,
-        "sim     ": said.preemptions,
+        "mean completion time, s": table("jct_s", 3, 1.0, lambda e: 100 * e.jct, "%"),
+        "generated tokens a second": table(
+            "tokens_per_s", 2, 1.0, lambda e: 100 * e.throughput, "%"
+        ),
+        "hit rate, %": table("hit_rate", 2, 100.0, lambda e: e.hit_points, "points"),
+        "beside": [
+            {
+                "cell": e.cell.partition("-")[2],
+                "TTFT, s": round(e.measured.ttft_s, 3),
+                "simulated TTFT, s": round(e.simulated.ttft_s, 3),
+                "preempted": e.measured.preemptions,
+                "simulated preempted": e.simulated.preemptions,
+            }
+            for e in errors
+        ],
     }
+
+
+def _spread(error: CellError, name: str) -> float:
+    spread: float = getattr(error.spread, name)
+    return spread if name == "hit_rate" else 100 * spread
 
 
 def _measured_run(
@@ -241,6 +257,9 @@ def _calibrate(
     url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server.")],
     gpu: Annotated[str, typer.Option(help="Name of what it runs on.")] = "this machine",
     repeats: Annotated[int, typer.Option(min=1)] = 3,
+    hints: Annotated[
+        bool, typer.Option("--hints", help="Requests say who they are: for a server with Scout.")
+    ] = False,
     longest: Annotated[
         int, typer.Option(min=256, help="Leave out probes with more tokens than this.")
     ] = 4096,
@@ -250,7 +269,7 @@ def _calibrate(
     """Measure a running server and write a profile (hardware.latency=calibrated)."""
     settings = Calibration(repeats=repeats, seed=seed).up_to(longest)
     try:
-        profile, probes = calibrate(url, settings, gpu=gpu)
+        profile, probes = calibrate(url, settings, gpu=gpu, hints=hints)
     except ScoutError as error:
         raise _fail(error) from error
     out.write_text(json.dumps(plain(profile), indent=1) + "\n", "utf-8")

@@ -1,6 +1,7 @@
 """From probes of a running server to a latency profile."""
 
 import asyncio
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -20,11 +21,14 @@ _SCALE = {
     "dense_s_per_token": 1e-4,
     "step_s_fixed": 1e-3,
     "prefill_s_per_request": 1e-3,
+    "prefill_s_beside": 1e-3,
+    "large_s_per_token": 1e-5,
     "pair_s": 1e-8,
     "sequence_s": 1e-4,
     "kv_token_s": 1e-7,
 }
-_KNEES = (1.0, 2.0, 4.0, 12.0)
+_LARGE = 256  # steps with fewer tokens are never large
+_KNEES = (1.0, 2.0, 6.0)
 
 
 def calibrate(
@@ -32,15 +36,19 @@ def calibrate(
     settings: Calibration | None = None,
     *,
     gpu: str = "this machine",
+    hints: bool = False,
     transport: httpx.AsyncBaseTransport | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Profile, Probes]:
     """
     Measure the server at *url*; return its profile and what was measured.
 
-    The server should serve nobody else meanwhile. ConfigError when it cannot be asked.
+    The server should serve nobody else meanwhile. With *hints*, requests say who they are, as those
+    of agents do. ConfigError when it cannot be asked.
     """
-    probes = asyncio.run(probe_server(url, settings, transport=transport, progress=progress))
+    probes = asyncio.run(
+        probe_server(url, settings, hints=hints, transport=transport, progress=progress)
+    )
     return fit_probes(probes, gpu=gpu, source=f"measured at {url}"), probes
 
 
@@ -101,30 +109,35 @@ def fit_steps(probes: Sequence[Probe]) -> tuple[FittedLatency, dict[str, float]]
         msg = "too little was measured: 3 prompt lengths and 2 concurrencies are needed"
         raise ConfigError(msg)
     names = list(_SCALE)
-    scale = list(_SCALE.values())
 
-    def model(values: Sequence[float], knee: float) -> FittedLatency:
-        return _latency(dict(zip(names, values, strict=True)), knee)
+    # where steps are large is tried: between the lengths that were measured, and nowhere
+    lengths = sorted({_tokens(p) for p in prompts})
+    borders = [(a + b) / 2 for a, b in itertools.pairwise(lengths) if a >= _LARGE] + [0.0]
 
-    def residuals(x: NDArray[np.float64]) -> list[float]:
-        latency = model([float(v) * s for v, s in zip(x[:-1], scale, strict=True)], float(x[-1]))
-        return [_predicted(latency, p) / p.seconds - 1.0 for p in probes]
+    def model(x: Sequence[float], large: float) -> FittedLatency:
+        values = {n: float(v) * _SCALE[n] for n, v in zip(names, x[:-1], strict=True)}
+        return _latency(values, float(x[-1]), large)
 
-    best = None
-    for knee in _KNEES:
-        start = np.array([*np.ones(len(names)), knee])
-        found = least_squares(
-            residuals,
-            start,
-            bounds=([0.0] * len(names) + [1.0], [np.inf] * len(names) + [16.0]),
-            loss="soft_l1",
-            f_scale=0.05,
-        )
-        if best is None or found.cost < best.cost:
-            best = found
+    best: tuple[float, FittedLatency] | None = None
+    for large in borders:
+
+        def residuals(x: NDArray[np.float64], large: float = large) -> list[float]:
+            latency = model([float(v) for v in x], large)
+            return [_predicted(latency, p) / p.seconds - 1.0 for p in probes]
+
+        for knee in _KNEES:
+            found = least_squares(
+                residuals,
+                np.array([*np.ones(len(names)), knee]),
+                bounds=([0.0] * len(names) + [1.0], [np.inf] * len(names) + [16.0]),
+                loss="soft_l1",
+                f_scale=0.05,
+                max_nfev=200,
+            )
+            if best is None or found.cost < 0.98 * best[0]:
+                best = (float(found.cost), model([float(v) for v in found.x], large))
     assert best is not None
-    fitted = [float(v) * s for v, s in zip(best.x[:-1], scale, strict=True)]
-    latency = model(fitted, float(best.x[-1]))
+    latency = best[1]
     mixed = [p for p in probes if p.prefill and p.sequences]
     error = {
         name: round(
@@ -137,8 +150,14 @@ def fit_steps(probes: Sequence[Probe]) -> tuple[FittedLatency, dict[str, float]]
     return latency, error
 
 
-def _latency(values: dict[str, float], knee: float) -> FittedLatency:
-    return FittedLatency(knee=knee, dense_s_fixed=0.0, **values)
+def _latency(values: dict[str, float], knee: float, large: float) -> FittedLatency:
+    if not large:
+        values["large_s_per_token"] = 0.0
+    return FittedLatency(knee=knee, dense_s_fixed=0.0, large_tokens=large, **values)
+
+
+def _tokens(probe: Probe) -> int:
+    return probe.sequences + sum(new for new, _ in probe.prefill)
 
 
 def _predicted(latency: FittedLatency, probe: Probe) -> float:

@@ -14,6 +14,7 @@ from scout_server.policy import Finish
 from scout_server.replica import Replica, Request, RequestTooLargeError
 from scout_server.sim.chains import chain_name
 from scout_server.sim.clients import Clients, HintSettings
+from scout_server.sim.foresight import blocks_again, foresee
 from scout_server.sim.gate import Gate
 from scout_server.sim.hardware.fitted import FrontLatency
 from scout_server.sim.oracle import Future
@@ -73,6 +74,7 @@ class Cell:
         future: Future | None = None,
         gate: Gate | None = None,
         front: FrontLatency | None = None,
+        start_s: float = 0.0,
         timeline: int = 0,
         sample_s: float = 0.0,
         on_finish: Callable[[Sent, Request, float], None] | None = None,
@@ -95,12 +97,14 @@ class Cell:
         self._on_finish = on_finish
         self._sample_s = sample_s
         self.stats = CellStats(timeline)
-        self.now = 0.0
+        self.now = start_s
         self.live = 0
         """Programs under way."""
         self.most_live = 0
         self.rejected = 0
         """Programs given up because one turn can never fit into a replica."""
+        self.start_s = start_s
+        """The replicas' time when it begins: they may have run before."""
         self._heap: list[tuple[float, int, int, object]] = []
         self._sequence = 0
         self._number = 0
@@ -113,7 +117,7 @@ class Cell:
         for _ in range(first):
             self._next_arrival()
         if self._sample_s:
-            self._push(0.0, _SAMPLE, None)
+            self._push(self.now, _SAMPLE, None)
         single = replicas[0] if len(replicas) == 1 else None
         while True:
             due = heap[0][0] if heap else math.inf
@@ -204,41 +208,9 @@ class Cell:
         ):
             self._tell(run, index, ToolState.STARTED, turn.tool_expected_s, now)
         if self._future is not None:
-            self._foresee(self._future, run, index, now + gap)
+            turn_s = self.stats.turn.mean
+            foresee(self._future, run, index, now + gap, turn_s=turn_s, tools=self._tools)
         self._push(now + gap, _RELEASE, (run, index))
-
-    def _again(self, run: ProgramRun, index: int, hashes: Sequence[int]) -> int:
-        """Return how many of the leading blocks the chain's next prompt repeats."""
-        following = next_of_session(run.program, index)
-        if following is None:
-            return 0
-        bt = self._replicas[0].settings.block_tokens
-        coming = self._hasher.hashes(run.number, following, None)
-        most = min(len(hashes), len(coming), following.input_tokens // bt)
-        return next((i for i in range(most) if hashes[i] != coming[i]), most)
-
-    def _foresee(self, future: Future, run: ProgramRun, index: int, at: float) -> None:
-        """Tell oracles when every chain of the branch that goes on with turn *index* is used."""
-        program = run.program
-        session = run.session(index)
-        turn_s = self.stats.turn.mean
-        seen: dict[str, None] = {}
-        while True:
-            turn = program.turns[index]
-            chain = chain_name(session, turn.agent)
-            if chain not in seen:
-                seen[chain] = None
-                future.tell(chain, turn.agent, at)
-            children = [c for c in run.children(index) if run.session(c) == session]
-            if not children:
-                break
-            index = children[0]
-            at += turn_s + self._tools.gap_s(program, index)
-        agents = dict.fromkeys(t.agent for t in program.turns if t.session == turn.session)
-        for agent in agents:
-            chain = chain_name(session, agent)
-            if chain not in seen:
-                future.tell(chain, agent, math.inf)
 
     def _tell(
         self, run: ProgramRun, index: int, state: ToolState, left: float | None, now: float
@@ -315,7 +287,8 @@ class Cell:
             self.stats.moves += 1
         run.home[session] = route.replica
         if self._future is not None:
-            self._future.tell_again(f"{program.program}.{index}", self._again(run, index, hashes))
+            again = blocks_again(self._hasher, run, index, hashes, bt)
+            self._future.tell_again(f"{program.program}.{index}", again)
         sent = Sent(run, index, route.replica, view, released)
         request = self._request(run, index, hashes, sent)
         if self._tiers is not None:

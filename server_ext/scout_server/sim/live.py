@@ -91,6 +91,7 @@ _COUNTED = frozenset(
         "num_preemptions",
         "prefix_cache_hits",
         "prefix_cache_queries",
+        "request_decode_time_seconds_sum",
         "request_prefill_time_seconds_sum",
         "request_queue_time_seconds_sum",
     }
@@ -246,9 +247,9 @@ class _Run:
             hints = Hints(
                 session=program.name, agent=turn.agent, turn=count[turn.agent], tools=tools
             )
-            reply = await self._ask(number, index, memory[turn.agent], turn, hints)
-            ended = self._now()
-            memory[turn.agent] += reply
+            got = await self._ask(number, index, memory[turn.agent], turn, hints)
+            ended = got.last_s - self.begin
+            memory[turn.agent] += got.reply
         self.run.jct_s[number] = ended - started
         self._tell(SessionEvent(session=program.name, final=True))
 
@@ -260,7 +261,7 @@ class _Run:
 
     async def _ask(
         self, number: int, index: int, prompt: Sequence[int], turn: LiveTurn, hints: Hints
-    ) -> list[int]:
+    ) -> Answer:
         headers = _wire.encode(hints) if self.hints else None
         got = await ask(self.client, self.model, prompt, turn.output_tokens, headers)
         if len(got.reply) != turn.output_tokens:
@@ -280,12 +281,14 @@ class _Run:
                 output_tokens=len(got.reply),
             )
         )
-        return got.reply
+        return got
 
 
-def trace_of(programs: Sequence[LiveProgram], block_tokens: int) -> tuple[TraceInfo, list[Program]]:
+def trace_of(
+    programs: Sequence[LiveProgram], block_tokens: int, *, first_id: int = 0
+) -> tuple[TraceInfo, list[Program]]:
     """
-    Return *programs* as a trace for the simulator.
+    Return *programs* as a trace for the simulator; its block ids begin at *first_id*.
 
     Replies are not known beforehand; tokens that nobody else uses stand for them, so that blocks
     are equal exactly where they are on the server.
@@ -305,7 +308,7 @@ def trace_of(programs: Sequence[LiveProgram], block_tokens: int) -> tuple[TraceI
                     agent=turn.agent,
                     input_tokens=len(prompt),
                     output_tokens=turn.output_tokens,
-                    hash_runs=runs_of(ids.setdefault(h, len(ids)) for h in hashes),
+                    hash_runs=runs_of(ids.setdefault(h, first_id + len(ids)) for h in hashes),
                     parents=(index - 1,) if index else (),
                     gap_s=turn.gap_s,
                     tool=turn.tool if index else None,

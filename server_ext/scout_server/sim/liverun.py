@@ -3,8 +3,8 @@
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -18,7 +18,7 @@ from scout_server.sim.livecells import LiveCell, ServerKind, programs_of_cell
 from scout_server.sim.livevalidate import load_measured, measured_line, measured_of
 from scout_server.sim.probes import Calibration, probe_server
 
-__all__ = ["Campaign", "measure", "measure_at", "server_at"]
+__all__ = ["Campaign", "measure", "measure_at", "roomiest", "server_at", "server_spec"]
 
 _START_S = 300.0
 
@@ -30,7 +30,7 @@ class Campaign:
     cells: Sequence[LiveCell]
     repetitions: int
     out: Path
-    """Folder: `measured.jsonl`, and a profile a model."""
+    """Folder: `measured.jsonl`, and a profile a model and eviction, with its probes."""
     models: Path
     """Folder with the models' folders."""
     until: float
@@ -42,9 +42,9 @@ class Campaign:
         """The file of what was measured."""
         return self.out / "measured.jsonl"
 
-    def profile(self, model: str) -> Path:
-        """Return the file of a model's step times."""
-        return self.out / f"profile-{model}.json"
+    def profile(self, kind: ServerKind) -> Path:
+        """Return the file with the step times of servers like *kind*: model and eviction."""
+        return self.out / f"profile-{kind.model}-{kind.eviction}.json"
 
     def left(self, server: ServerKind) -> list[tuple[LiveCell, int]]:
         """Return what is still to be measured on *server*: all cells once, then again."""
@@ -75,7 +75,8 @@ def server_spec(kind: ServerKind, models: Path) -> ServerSpec:
         *(("--scout-off",) if kind.eviction == "lru" else ()),
         "--dtype", "float32", "--enforce-eager", "--block-size", str(kind.block_tokens),
         "--max-num-seqs", str(kind.max_seqs), "--max-num-batched-tokens", str(kind.batched_tokens),
-        "--num-gpu-blocks-override", str(kind.blocks), "--max-model-len", "4096",
+        "--num-gpu-blocks-override", str(kind.blocks), "--max-model-len",
+        str(min(4096, kind.block_tokens * (kind.blocks - 1))),
         "--served-model-name", kind.model,
         # the first token at once, the others together: the client shares the cores
         "--stream-interval", "1000",
@@ -93,23 +94,32 @@ def server_spec(kind: ServerKind, models: Path) -> ServerSpec:
 async def measure(campaign: Campaign, say: Callable[[str], None]) -> None:
     """Measure what is left of *campaign*, until its time is over; each line is written at once."""
     campaign.out.mkdir(parents=True, exist_ok=True)
-    kinds = list(dict.fromkeys(cell.server for cell in campaign.cells))
-    for kind in kinds:
-        calibrated = campaign.profile(kind.model).is_file()
-        if campaign.over or (calibrated and not campaign.left(kind)):
+    kinds = dict.fromkeys(cell.server for cell in campaign.cells)
+    for kind in dict.fromkeys(roomiest(each, kinds) for each in kinds):
+        if campaign.over or campaign.profile(kind).is_file():
             continue
         say(f"{kind.name}: starting")
         async with start(server_spec(kind, campaign.models)) as server:
-            if not calibrated:
-                await _calibrate(campaign, kind, server.root, say)
+            await _calibrate(campaign, kind, server.root, say)
             await _cells(campaign, kind, server.root, server.model, say)
+    for kind in kinds:
+        if campaign.over or not campaign.left(kind):
+            continue
+        say(f"{kind.name}: starting")
+        async with start(server_spec(kind, campaign.models)) as server:
+            await _cells(campaign, kind, server.root, server.model, say)
+
+
+def roomiest(kind: ServerKind, kinds: Iterable[ServerKind]) -> ServerKind:
+    """Return *kind* with the largest pool of its model: nothing waits for blocks there."""
+    return replace(kind, blocks=max(k.blocks for k in kinds if k.model == kind.model))
 
 
 async def measure_at(campaign: Campaign, url: str, say: Callable[[str], None]) -> None:
     """Measure the cells of *campaign*, all of one server, at *url*."""
     campaign.out.mkdir(parents=True, exist_ok=True)
     kind = campaign.cells[0].server
-    if not campaign.profile(kind.model).is_file():
+    if not campaign.profile(kind).is_file():
         await _calibrate(campaign, kind, url, say)
     await _cells(campaign, kind, url, kind.model, say)
 
@@ -118,20 +128,28 @@ async def _calibrate(
     campaign: Campaign, kind: ServerKind, root: str, say: Callable[[str], None]
 ) -> None:
     probes = await probe_server(
-        root, campaign.calibration, progress=lambda part: say(f"{kind.model}: calibrating: {part}")
+        root,
+        campaign.calibration,
+        hints=kind.eviction == "scout",
+        progress=lambda part: say(f"{kind.name}: calibrating: {part}"),
     )
+    path = campaign.profile(kind)
+    measured = json.dumps(asdict(probes), indent=1) + "\n"
+    path.with_name(path.name.replace("profile", "probes", 1)).write_text(measured, "utf-8")
     profile = fit_probes(probes, gpu="CPU", source=f"measured on {kind.name}")
-    text = json.dumps(plain(profile), indent=1) + "\n"
-    campaign.profile(kind.model).write_text(text, "utf-8")
+    path.write_text(json.dumps(plain(profile), indent=1) + "\n", "utf-8")
 
 
 async def _cells(
     campaign: Campaign, kind: ServerKind, root: str, model: str, say: Callable[[str], None]
 ) -> None:
+    # what a server that somebody else started has seen before is not known
+    server_at, since = time.time(), time.monotonic()
     for cell, repetition in campaign.left(kind):
         if campaign.over:
             return
         say(f"{cell.name} {repetition}")
+        begun = time.monotonic() - since
         run = await run_programs(
             root,
             model,
@@ -140,7 +158,8 @@ async def _cells(
             events=kind.eviction == "scout",
         )
         with campaign.lines.open("a", encoding="utf-8") as file:
-            file.write(measured_line(measured_of(cell, repetition, run)))
+            line = measured_of(cell, repetition, run, server_at=server_at, begun_s=begun)
+            file.write(measured_line(line))
 
 
 async def server_at(client: httpx.AsyncClient, *, shape: str, batched_tokens: int) -> ServerKind:

@@ -2,17 +2,17 @@
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import pydantic
 
 from scout_sdk._errors import ConfigError
 from scout_server.sim.live import LiveRun, trace_of
-from scout_server.sim.livecells import LiveCell, programs_of_cell
+from scout_server.sim.livecells import LiveCell, ServerKind, programs_of_cell
 from scout_server.sim.scenario import scenario_of
-from scout_server.sim.simulate import prepare, record_of
+from scout_server.sim.simulate import Prepared, prepare
 
 __all__ = [
     "CellError",
@@ -23,6 +23,8 @@ __all__ = [
     "measured_line",
     "measured_of",
     "simulate_cell",
+    "simulate_measured",
+    "simulate_runs",
 ]
 
 
@@ -37,6 +39,7 @@ class CellFigures:
     hit_rate: float
     ttft_s: float
     queue_s: float
+    """Mean seconds in the engine's waiting queue; vLLM does not count the step that runs then."""
     preemptions: float
 
 
@@ -46,18 +49,28 @@ class Measured:
 
     cell: str
     repetition: int
+    server_at: float
+    """When its server was started, seconds since 1970."""
+    begun_s: float
+    """When the run began, seconds after that."""
+    wall_s: float
     figures: CellFigures
     requests: list[tuple[int, int, float, float, float, int, int]]
     """Program, turn, sent, first, last, prompt tokens, output tokens: to look into errors."""
 
 
-def measured_of(cell: LiveCell, repetition: int, run: LiveRun) -> Measured:
+def measured_of(
+    cell: LiveCell, repetition: int, run: LiveRun, *, server_at: float = 0.0, begun_s: float = 0.0
+) -> Measured:
     """Return the figures of a run."""
     requests = run.requests
     output = sum(r.output_tokens for r in requests)
     return Measured(
         cell=cell.name,
         repetition=repetition,
+        server_at=round(server_at, 3),
+        begun_s=round(begun_s, 3),
+        wall_s=round(run.wall_s, 5),
         figures=CellFigures(
             jct_s=statistics.fmean(run.jct_s),
             tokens_per_s=output / run.wall_s,
@@ -124,22 +137,69 @@ def scenario_values(cell: LiveCell, profile: Path | str) -> dict[str, object]:
     }
 
 
+def simulate_runs(runs: Sequence[tuple[LiveCell, int, float]], profile: Path) -> list[CellFigures]:
+    """
+    Return what the simulator says of *runs* of one server, one after the other: cell, repetition
+    and the seconds between the end of the run before and this one.
+
+    What the server holds and has learnt when a run begins is of all those before, as on the engine.
+    """
+    found = []
+    before: Prepared | None = None
+    hits = queried = preemptions = generated = 0
+    for number, (cell, repetition, idle_s) in enumerate(runs):
+        source = trace_of(
+            programs_of_cell(cell, repetition), cell.server.block_tokens, first_id=number << 24
+        )
+        prepared = prepare(
+            scenario_of(scenario_values(cell, profile)), source, after=before, idle_s=idle_s
+        )
+        prepared.cell.run()
+        counters, stats = prepared.replicas[0].counters, prepared.cell.stats
+        tokens = counters.generated_tokens - generated
+        found.append(
+            CellFigures(
+                jct_s=stats.jct.mean,
+                tokens_per_s=tokens / (prepared.cell.now - prepared.cell.start_s),
+                hit_rate=(counters.hit_tokens - hits) / (counters.queried_tokens - queried),
+                ttft_s=stats.ttft.mean,
+                queue_s=stats.queue.mean,
+                preemptions=counters.preemptions - preemptions,
+            )
+        )
+        hits, queried = counters.hit_tokens, counters.queried_tokens
+        preemptions, generated = counters.preemptions, counters.generated_tokens
+        before = prepared
+    return found
+
+
 def simulate_cell(cell: LiveCell, profile: Path) -> CellFigures:
-    """Return what the simulator says of *cell*."""
-    programs = programs_of_cell(cell, 0)
-    prepared = prepare(
-        scenario_of(scenario_values(cell, profile)), trace_of(programs, cell.server.block_tokens)
-    )
-    prepared.cell.run()
-    record = record_of(prepared)
-    return CellFigures(
-        jct_s=prepared.cell.stats.jct.mean,
-        tokens_per_s=record.tokens_per_s,
-        hit_rate=record.hit_rate,
-        ttft_s=prepared.cell.stats.ttft.mean,
-        queue_s=prepared.cell.stats.queue.mean,
-        preemptions=record.preemptions,
-    )
+    """Return what the simulator says of *cell* on a server that has just started."""
+    return simulate_runs([(cell, 1, 0.0)], profile)[0]
+
+
+def simulate_measured(
+    cells: Sequence[LiveCell],
+    measured: Sequence[Measured],
+    profile_of: Callable[[ServerKind], Path],
+) -> dict[str, CellFigures]:
+    """Return the median of the simulated repetitions of every cell, server by server."""
+    by_name = {cell.name: cell for cell in cells}
+    runs: dict[tuple[str, float], list[tuple[LiveCell, int, float]]] = {}
+    ends: dict[tuple[str, float], float] = {}
+    for m in measured:
+        cell = by_name.get(m.cell)
+        if cell is not None:
+            server = (cell.server.name, m.server_at)
+            idle = max(m.begun_s - ends.get(server, m.begun_s), 0.0)
+            runs.setdefault(server, []).append((cell, m.repetition, idle))
+            ends[server] = m.begun_s + m.wall_s
+    found: dict[str, list[CellFigures]] = {}
+    for each in runs.values():
+        figures = simulate_runs(each, profile_of(each[0][0].server))
+        for (cell, _, _), one in zip(each, figures, strict=True):
+            found.setdefault(cell.name, []).append(one)
+    return {name: _median(each) for name, each in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +229,11 @@ class CellError:
         return 100.0 * (self.simulated.hit_rate - self.measured.hit_rate)
 
 
-_FIELDS = ("jct_s", "tokens_per_s", "hit_rate", "ttft_s", "queue_s", "preemptions")
+_FIELDS = tuple(f.name for f in fields(CellFigures))
+
+
+def _median(runs: Sequence[CellFigures]) -> CellFigures:
+    return CellFigures(**{f: statistics.median(getattr(r, f) for r in runs) for f in _FIELDS})
 
 
 def compare(
@@ -183,18 +247,19 @@ def compare(
         runs = [m.figures for m in measured if m.cell == cell.name]
         if not runs:
             continue
-        median = {f: statistics.median(getattr(r, f) for r in runs) for f in _FIELDS}
+        median = _median(runs)
         spread = {
-            f: statistics.fmean(abs(getattr(r, f) - median[f]) for r in runs) for f in _FIELDS
+            f: statistics.fmean(abs(getattr(r, f) - getattr(median, f)) for r in runs)
+            for f in _FIELDS
         }
-        spread["jct_s"] /= median["jct_s"]
-        spread["tokens_per_s"] /= median["tokens_per_s"]
+        spread["jct_s"] /= median.jct_s
+        spread["tokens_per_s"] /= median.tokens_per_s
         spread["hit_rate"] *= 100.0
         found.append(
             CellError(
                 cell=cell.name,
                 repetitions=len(runs),
-                measured=CellFigures(**median),
+                measured=median,
                 simulated=simulated[cell.name],
                 spread=CellFigures(**spread),
             )

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 
 import httpx
 
+from scout_sdk import _wire
 from scout_sdk._errors import ConfigError
+from scout_sdk._hints import Hints, SessionEvent, ToolEvent, ToolState
 from scout_server.sim.live import ask, read_counters
 
 __all__ = ["Calibration", "FrontProbe", "Probe", "Probes", "probe_server"]
 
 _PREFILL = "request_prefill_time_seconds_sum"
+_DECODE = "request_decode_time_seconds_sum"
 _QUEUE = "request_queue_time_seconds_sum"
 
 
@@ -21,7 +24,7 @@ _QUEUE = "request_queue_time_seconds_sum"
 class Calibration:
     """What to ask a server."""
 
-    prompt_tokens: tuple[int, ...] = (16, 48, 96, 192, 384, 768, 1280, 1900)
+    prompt_tokens: tuple[int, ...] = (16, 48, 96, 192, 384, 512, 640, 896, 1280, 1900)
     """Prompts alone; each fits into one step."""
     history_tokens: tuple[int, ...] = (512, 1280)
     """Cached tokens before the new ones."""
@@ -32,7 +35,14 @@ class Calibration:
     context_tokens: tuple[int, ...] = (96, 512, 1280)
     mixed_tokens: tuple[int, ...] = (64, 256)
     """New prompts beside decoding requests."""
-    output_tokens: int = 32
+    mixed_prompts: int = 6
+    """How many of them, one after the other, while the others decode."""
+    decode_s: float = 1.0
+    """How long requests decode together, about, so that their starts do not count."""
+    mixed_s: float = 3.5
+    """How long others decode while new prompts come, about."""
+    output_tokens: tuple[int, int] = (32, 1000)
+    """Least and most that a request generates."""
     repeats: int = 3
     vocabulary: tuple[int, int] = (256, 8000)
     """Token ids to draw from."""
@@ -46,7 +56,7 @@ class Calibration:
             prompt_tokens=tuple(n for n in self.prompt_tokens if n <= tokens),
             history_tokens=tuple(n for n in self.history_tokens if n + most_new <= tokens),
             context_tokens=tuple(
-                n for n in self.context_tokens if n + 4 * self.output_tokens <= tokens
+                n for n in self.context_tokens if n + self.output_tokens[1] <= tokens
             ),
         )
 
@@ -87,10 +97,17 @@ class Probes:
 
 
 class _Prober:
-    def __init__(self, client: httpx.AsyncClient, model: str, settings: Calibration) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, model: str, settings: Calibration, hints: bool
+    ) -> None:
         self.client = client
         self.model = model
         self.settings = settings
+        self.hints = hints
+        self.turn = 0
+        self.step_s: float = 0.01
+        """Seconds of a step in which one request decodes."""
+        self.told: set[asyncio.Task[httpx.Response]] = set()
         self.dice = random.Random(f"calibrate {settings.seed}")
         self.found = Probes(model=model, steps=[], front=[], inside=False)
 
@@ -98,10 +115,30 @@ class _Prober:
         low, high = self.settings.vocabulary
         return [self.dice.randrange(low, high) for _ in range(count)]
 
+    def headers(self) -> dict[str, str] | None:
+        """Return what a turn of an agent says of itself; each is of a session of its own."""
+        if not self.hints:
+            return None
+        self.turn += 1
+        tools = (ToolEvent(name="tool", state=ToolState.ENDED),)
+        session = f"calibrate.{self.turn}"
+        return _wire.encode(Hints(session=session, agent="calibrate", turn=2, tools=tools))
+
+    def tell(self) -> None:
+        """Send what an agent's client says when its tool begins, and do not wait."""
+        if self.hints:
+            tool = ToolEvent(name="tool", state=ToolState.STARTED)
+            event = SessionEvent(session=f"calibrate.{self.turn}", agent="calibrate", tool=tool)
+            task = asyncio.create_task(
+                self.client.post(_wire.EVENTS_PATH, content=_wire.encode_events([event]))
+            )
+            self.told.add(task)
+            task.add_done_callback(self.told.discard)
+
     async def alone(self, prompt: Sequence[int]) -> float:
         """Return the seconds of the step that computes *prompt*; note what was outside of it."""
         before = await read_counters(self.client)
-        got = await ask(self.client, self.model, prompt, 1)
+        got = await ask(self.client, self.model, prompt, 1, self.headers())
         after = await read_counters(self.client)
         whole = got.last_s - got.sent_s
         if _PREFILL not in before or _PREFILL not in after:
@@ -146,60 +183,102 @@ class _Prober:
                     seconds.append(await self.alone([*known, *self.text(tokens)]))
                 self.add(((tokens, history),), 0, 0.0, seconds)
 
+    async def _known(self, count: int, context: int) -> list[list[int]]:
+        """Return prompts that are cached, so that requests with them decode almost at once."""
+        prompts = [self.text(context) for _ in range(count)]
+        for prompt in prompts:
+            await ask(self.client, self.model, prompt, 1)
+        return prompts
+
+    def tokens_in(self, seconds: float) -> int:
+        """Return how many tokens one request generates in that time, within limits."""
+        least, most = self.settings.output_tokens
+        return min(max(round(seconds / self.step_s), least), most)
+
     async def decodes(self) -> None:
-        made = self.settings.output_tokens
-        for count in self.settings.concurrency:
-            for context in self.settings.context_tokens:
+        made = self.settings.output_tokens[0]
+        one = await ask(self.client, self.model, self.text(100), made)
+        self.step_s = max((one.last_s - one.sent_s) / made, 1e-4)
+        made = self.tokens_in(self.settings.decode_s)
+        for context in self.settings.context_tokens:
+            prompts = await self._known(max(self.settings.concurrency), context)
+            for count in self.settings.concurrency:
                 seconds = []
                 for _ in range(self.settings.repeats):
-                    prompts = [self.text(context) for _ in range(count)]
-                    for prompt in prompts:  # cached, so that they begin together
-                        await ask(self.client, self.model, prompt, 1)
+                    before = await read_counters(self.client)
                     got = await asyncio.gather(
-                        *(ask(self.client, self.model, p, made) for p in prompts)
+                        *(
+                            ask(self.client, self.model, p, made, self.headers())
+                            for p in prompts[:count]
+                        )
                     )
-                    # from when the last began to when the first ended, all decode
-                    seconds.append(
-                        statistics.median((g.last_s - g.first_s) / (made - 1) for g in got)
-                    )
+                    after = await read_counters(self.client)
+                    whole = sum(g.last_s - g.first_s for g in got)
+                    if self.found.inside:
+                        whole = after[_DECODE] - before[_DECODE]
+                    seconds.append(whole / count / (made - 1))
                 self.add((), count, count * (context + made / 2), seconds)
 
     async def mixed(self) -> None:
-        """New prompts while others decode: only where the server says what happens inside."""
-        if not self.found.inside:
+        """
+        New prompts while others decode: by how much each of them holds up the others.
+
+        Only where the server says how long requests decode.
+        """
+        settings = self.settings
+        if not self.found.inside or not settings.mixed_tokens:
             return
-        context, made = self.settings.context_tokens[1], 4 * self.settings.output_tokens
-        for count in (1, max(self.settings.concurrency) - 1):
-            for tokens in self.settings.mixed_tokens:
+        context, made = settings.context_tokens[-1] // 2, self.tokens_in(settings.mixed_s)
+        most = max(settings.concurrency) - 1
+        prompts = await self._known(most, context)
+        for count in sorted({1, most // 2, most} - {0}):
+            alone = statistics.median(
+                [await self._decoding(prompts[:count], 0) or 0.0 for _ in range(settings.repeats)]
+            )
+            for tokens in settings.mixed_tokens:
                 seconds = []
-                for _ in range(self.settings.repeats):
-                    prompts = [self.text(context) for _ in range(count)]
-                    for prompt in prompts:
-                        await ask(self.client, self.model, prompt, 1)
-                    others = [
-                        asyncio.create_task(ask(self.client, self.model, p, made)) for p in prompts
-                    ]
-                    await asyncio.sleep(0.25)
-                    before = await read_counters(self.client)
-                    await ask(self.client, self.model, self.text(tokens), 1)
-                    after = await read_counters(self.client)
-                    busy = not any(task.done() for task in others)
-                    await asyncio.gather(*others)
-                    if busy:  # else it was not beside all of them
-                        seconds.append(after[_PREFILL] - before[_PREFILL])
+                for _ in range(settings.repeats):
+                    beside = await self._decoding(prompts[:count], tokens)
+                    if beside is not None:
+                        held = (beside - alone) / settings.mixed_prompts
+                        seconds.append(held + alone / (made - 1))
                 if seconds:
                     self.add(((tokens, 0),), count, count * (context + made / 4), seconds)
+
+    async def _decoding(self, prompts: Sequence[Sequence[int]], tokens: int) -> float | None:
+        """
+        Return the seconds that requests decode, while prompts of *tokens* come if it is not 0.
+
+        None when they ended before all of those had come.
+        """
+        made = self.tokens_in(self.settings.mixed_s)
+        before = await read_counters(self.client)
+        tasks = [
+            asyncio.create_task(ask(self.client, self.model, p, made, self.headers()))
+            for p in prompts
+        ]
+        early = False
+        if tokens:
+            await asyncio.sleep(0.1)
+            for _ in range(self.settings.mixed_prompts):
+                self.tell()
+                await ask(self.client, self.model, self.text(tokens), 1, self.headers())
+            early = any(task.done() for task in tasks)
+        await asyncio.gather(*tasks)
+        after = await read_counters(self.client)
+        return None if early else (after[_DECODE] - before[_DECODE]) / len(prompts)
 
 
 async def probe_server(
     url: str,
     settings: Calibration | None = None,
     *,
+    hints: bool = False,
     transport: httpx.AsyncBaseTransport | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Probes:
     """
-    Measure the server at *url*, which should serve nobody else meanwhile.
+    Measure the server at *url*, which should serve nobody else meanwhile; *hints* as in calibrate.
 
     ConfigError when it cannot be asked.
     """
@@ -212,7 +291,7 @@ async def probe_server(
         except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
             msg = f"{url} does not list a model: {error!r}"
             raise ConfigError(msg) from error
-        prober = _Prober(client, model, asked)
+        prober = _Prober(client, model, asked, hints)
         try:
             for _ in range(3):  # warm-up, not counted
                 await ask(client, model, prober.text(200), 8)
@@ -223,6 +302,8 @@ async def probe_server(
             ):
                 progress(name)
                 await part()
+            if prober.told:
+                await asyncio.gather(*prober.told)
         except httpx.HTTPError as error:
             msg = f"{url}: {error!r}"
             raise ConfigError(msg) from error

@@ -55,8 +55,8 @@ class HardwareSettings:
     model: str = "llama-3.1-8b"
     tensor_parallel: Annotated[int, Ge(1)] = 1
     latency: str = "fitted"
-    """fitted (a shipped profile), roofline (published numbers only), tables (with *tables*) or
-    calibrated (with *profile*)."""
+    """fitted (a shipped profile), roofline (published numbers only), tables (with *tables*),
+    calibrated (with *profile*) or aiconfigurator (the tables of that package, if installed)."""
     tables: str = ""
     """Folder of measured layer tables."""
     profile: str = ""
@@ -135,7 +135,7 @@ def _choices(scenario: Scenario) -> list[str]:
         (
             "hardware.latency",
             scenario.hardware.latency,
-            ["calibrated", "fitted", "roofline", "tables"],
+            ["aiconfigurator", "calibrated", "fitted", "roofline", "tables"],
         ),
         ("cell.scheduler", scenario.cell.scheduler, list(SCHEDULERS)),
         ("cell.admission", scenario.cell.admission, ["none", "tao"]),

@@ -95,9 +95,18 @@ def _turn_of(request: Request) -> ScheduledTurn:
 
 
 def prepare(
-    scenario: Scenario, source: tuple[TraceInfo, Iterable[Program]] | None = None
+    scenario: Scenario,
+    source: tuple[TraceInfo, Iterable[Program]] | None = None,
+    *,
+    after: Prepared | None = None,
+    idle_s: float = 0.0,
 ) -> Prepared:
-    """Build the cell of *scenario*; *source* replaces its trace or workload."""
+    """
+    Build the cell of *scenario*; *source* replaces its trace or workload.
+
+    With *after*, a cell that has run, the replicas of that one go on, *idle_s* later, with all that
+    they hold and have learnt. Nothing but the load may differ; ConfigError with tiers.
+    """
     info, programs = programs_of(scenario) if source is None else source
     hardware = scenario.hardware
     model = find_model(hardware.model)
@@ -126,8 +135,11 @@ def prepare(
             link_bytes_per_s=scenario.cell.link_gbps * 1e9,
             devices=hardware.tensor_parallel,
         )
-    replicas = []
-    for index in range(count):
+    replicas: list[Replica] = [] if after is None else after.replicas
+    if after is not None and tiers is not None:
+        msg = "replicas with tiers cannot go on with another load"
+        raise ConfigError(msg)
+    for index in range(len(replicas), count):
         core = make_core(
             scenario.residency,
             scenario.policy,
@@ -185,6 +197,7 @@ def prepare(
             gpu=find_gpu(hardware.gpu),
             profile=hardware.profile,
         ),
+        start_s=0.0 if after is None else after.cell.now + idle_s,
         timeline=scenario.cell.timeline,
         sample_s=1.0 if scenario.cell.timeline else 0.0,
     )

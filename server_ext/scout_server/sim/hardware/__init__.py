@@ -47,7 +47,12 @@ def latency_of(
         return load_profile(Path(profile)).latency
     if kind == "tables":
         return load_llmservingsim(Path(tables), layers=model.layers, spans=True)
-    msg = f"unknown latency model {kind!r}; known: calibrated, fitted, roofline, tables"
+    if kind == "aiconfigurator":
+        from scout_server.sim.hardware.aiconfigurator import load_aiconfigurator
+
+        return split_over(load_aiconfigurator(gpu.name, model).latency, model, gpu, tensor_parallel)
+    known = "aiconfigurator, calibrated, fitted, roofline, tables"
+    msg = f"unknown latency model {kind!r}; known: {known}"
     raise ConfigError(msg)
 
 

@@ -53,6 +53,13 @@ class FittedLatency:
     """Overhead of a step that holds a prefill."""
     prefill_s_per_request: float = 0.0
     """Per prompt in a step, beyond its tokens: tables of its blocks, its first token's sampling."""
+    prefill_s_beside: float = 0.0
+    """Per prompt in a step with decodes, on top: taking it in delays the host that schedules."""
+    large_tokens: float = 0.0
+    """A step with more tokens than this is large: what passes between layers leaves the cache. 0:
+    none is."""
+    large_s_per_token: float = 0.0
+    """Per token of a large step, on top."""
     elementwise_s_per_token: float = 0.0
     """Norms, activations, rotations."""
     reduce_s_fixed: float = 0.0
@@ -78,6 +85,7 @@ class FittedLatency:
             seconds += self.prefill_s_per_request * len(prefill)
         if sequences:
             seconds += self.attention_s_fixed + self.sequence_s * sequences
+            seconds += self.prefill_s_beside * len(prefill)
             seconds += self.kv_token_s * context_tokens
         compute = self.dense_s_per_token * tokens
         large = max(compute, self.weights_s)
@@ -86,6 +94,8 @@ class FittedLatency:
         # (large^q + small^q)^(1/q), without overflow.
         dense = large * (1.0 + (small / large) ** knee) ** (1.0 / knee) if large else 0.0
         seconds += self.dense_s_fixed + dense
+        if 0.0 < self.large_tokens < tokens:
+            seconds += self.large_s_per_token * tokens
         return seconds + (self.elementwise_s_per_token + self.reduce_s_per_token) * tokens
 
     def span_s(self, sequences: int, context_tokens: int, steps: int) -> float:
@@ -112,6 +122,9 @@ class FittedLatency:
             step_s_fixed=self.step_s_fixed,
             prefill_s_fixed=self.prefill_s_fixed,
             prefill_s_per_request=self.prefill_s_per_request,
+            prefill_s_beside=self.prefill_s_beside,
+            large_tokens=self.large_tokens,
+            large_s_per_token=self.large_s_per_token / devices,
             elementwise_s_per_token=self.elementwise_s_per_token,
             reduce_s_fixed=latency_s,
             reduce_s_per_token=s_per_token,
@@ -154,13 +167,18 @@ class Profile:
 
 
 _ADAPTER = pydantic.TypeAdapter(Profile)
+_SHIPPED = ("profiles.json", "calibrated.json")
+"""Fitted on public tables by `scout sim fit-profiles`; measured by `scout sim calibrate`."""
 
 
 @functools.cache
 def shipped_profiles() -> Mapping[tuple[str, str], Profile]:
     """Return the profiles that come with the package, by (gpu, model)."""
-    text = resources.files(__package__).joinpath("profiles.json").read_text(encoding="utf-8")
-    return {(p.gpu, p.model): p for p in map(_ADAPTER.validate_python, json.loads(text))}
+    folder = resources.files(__package__)
+    raw: list[object] = []
+    for name in _SHIPPED:
+        raw += json.loads(folder.joinpath(name).read_text(encoding="utf-8"))
+    return {(p.gpu, p.model): p for p in map(_ADAPTER.validate_python, raw)}
 
 
 def find_profile(gpu: str, model: str) -> Profile:

@@ -15,7 +15,7 @@ from scout_server.sim.hardware.fitted import FittedLatency, Profile
 from scout_server.sim.hardware.specs import GPUS, MODELS, ModelSpec
 from scout_server.sim.hardware.tables import AttentionTable, Curve
 
-__all__ = ["fit_profiles"]
+__all__ = ["SYSTEMS", "fit_gpu", "fit_profiles", "kernel_profile"]
 
 _HOST_STEP_S = 0.5e-3
 """Host work of a step that its kernels do not hide (sampling, scheduling, copies)."""
@@ -75,7 +75,7 @@ def _rows(path: Path) -> Iterable[dict[str, str]]:
         yield from csv.DictReader(lines)
 
 
-_SYSTEMS = {
+SYSTEMS = {
     "a100_sxm": "A100",
     "h100_sxm": "H100",
     "h200_sxm": "H200",
@@ -83,6 +83,7 @@ _SYSTEMS = {
     "l40s": "L40S",
     "rtx_pro_6000_server": "RTXPRO6000",
 }
+"""aiconfigurator's names of the GPUs that we know."""
 
 
 def _kernel_tables(folder: Path) -> dict[str, _Kernels]:
@@ -110,13 +111,23 @@ def _kernel_tables(folder: Path) -> dict[str, _Kernels]:
             values = tuple(float(r[name]) for name in names)
             decode.setdefault(r["system"], []).append((*values, float(r["latency"]) * 1e-3))
     return {
-        gpu: _fit_gpu(np.array(gemm[s]), np.array(context[s]), np.array(decode[s]), s)
-        for s, gpu in _SYSTEMS.items()
+        gpu: fit_gpu(np.array(gemm[s]), np.array(context[s]), np.array(decode[s]), _source(s))
+        for s, gpu in SYSTEMS.items()
         if s in gemm and s in context and s in decode
     }
 
 
-def _fit_gpu(gemm: np.ndarray, context: np.ndarray, decode: np.ndarray, system: str) -> _Kernels:
+def _source(system: str) -> str:
+    return f"aiconfigurator-core 0.12.0 kernel tables, {system}, vLLM, bf16 (Apache-2.0)"
+
+
+def fit_gpu(gemm: np.ndarray, context: np.ndarray, decode: np.ndarray, source: str) -> _Kernels:
+    """
+    Fit the kernels of one GPU.
+
+    Columns: *gemm* m, n, k; *context* batch, new tokens, tokens before, heads; *decode* batch,
+    context in two parts, KV heads; each with its seconds. Heads are of 128.
+    """
     m, n, k, seconds = gemm.T
     flops, moved = 2 * m * n * k, 2 * (n * k + m * k + m * n)
 
@@ -142,11 +153,12 @@ def _fit_gpu(gemm: np.ndarray, context: np.ndarray, decode: np.ndarray, system: 
             "dense": dense_error, "prefill attention": context_error,
             "decode attention": decode_error,
         },
-        source=f"aiconfigurator-core 0.12.0 kernel tables, {system}, vLLM, bf16 (Apache-2.0)",
+        source=source,
     )  # fmt: skip
 
 
-def _profile(gpu: str, model: ModelSpec, kernels: _Kernels, note: str = "") -> Profile:
+def kernel_profile(gpu: str, model: ModelSpec, kernels: _Kernels, note: str = "") -> Profile:
+    """Return the profile of *model*: the GPU's kernels, scaled to the model's shapes."""
     layers, hidden = model.layers, model.hidden
     head = model.vocabulary * hidden
     matmul = model.matmul_parameters - head
@@ -277,7 +289,7 @@ def fit_profiles(calibration: Path) -> list[Profile]:
     kernels["RTX4090"] = _rtx4090(calibration / "llmservingsim")
     kernels["RTX3090"] = _rtx3090(calibration / "llmservingsim")
     return [
-        _rounded(_profile(gpu, MODELS[name], kernels[gpu]))
+        _rounded(kernel_profile(gpu, MODELS[name], kernels[gpu]))
         for gpu in sorted(kernels)
         for name in _GPU_MODELS
     ]
