@@ -31,6 +31,7 @@ from scout_server.sim.traces.inspection import inspect
 __all__ = ["sim_app"]
 
 sim_app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Simulate agent programs: which policy, on which hardware, and would Scout help.",
 )

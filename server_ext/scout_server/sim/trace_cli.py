@@ -21,6 +21,7 @@ from scout_server.sim.traces.inspection import inspect as inspect_trace
 __all__ = ["trace_app"]
 
 trace_app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Convert, inspect and judge traces of agent programs.",
 )
