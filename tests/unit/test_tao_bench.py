@@ -79,7 +79,7 @@ def test_the_programme_is_compared_decision_by_decision() -> None:
     assert {row["against"] for row in rows} == set(OTHERS)
     for row in rows:
         assert row["decisions"] == 2 * gain.decisions
-        assert row["worse %"] == 0
-        assert float(str(row["equal %"])) + float(str(row["better %"])) == pytest.approx(
-            100, abs=0.1
-        )
+        equal, better, worse = (float(str(row[f"{k} %"])) for k in ("equal", "better", "worse"))
+        assert equal + better + worse == pytest.approx(100, abs=0.1)
+        assert better > worse
+        assert row["proved optimal %"] == 100
