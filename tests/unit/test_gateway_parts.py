@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scout_sdk import ConfigError, HintOutcome
+from scout_sdk import ConfigError, HintOutcome, Hints
+from scout_sdk._wire import encode
 from scout_server.gateway.settings import node_addresses
+from scout_server.policy.engine import TaoEngine, Turn
 from scout_server.tao.asked import understand
+from scout_server.tao.estimates import Estimates
 from scout_server.tao.headers import merged_outcome, to_client, to_node
 from scout_server.tao.telemetry import NodeReport, read_metrics, read_state
 from scout_server.tao.usage import Usage
@@ -198,3 +201,35 @@ def test_long_bodies_mean_what_short_ones_mean(document: dict, rest: bytes) -> N
         )
         found.append((asked.hints, asked.outcomes, asked.output_tokens, asked.stream))
     assert found[0] == found[1]
+
+
+def test_a_session_takes_room_for_all_its_agents() -> None:
+    """A turn needs room for the agent that asks and those beside it, until the session ends."""
+    estimates = Estimates()
+
+    def turn(agent: str, *, session: str = "s", final: bool = False) -> tuple[int, int]:
+        hints = Hints(session=session, agent=agent, final=final)
+        raw = [(name.encode(), value.encode()) for name, value in encode(hints).items()]
+        asked = understand(raw, b"x" * 400, tenancy=TenancySettings(), output_tokens=0)
+        made = estimates.turn(asked)
+        estimates.learn(asked, prompt_tokens=100, cached_tokens=None, first=False)
+        return made.tokens, made.beside_tokens
+
+    assert turn("planner") == (100, 0)
+    assert turn("planner") == (100, 0)
+    assert turn("coder") == (200, 100)
+    assert turn("planner") == (200, 100)
+    assert turn("coder", session="t") == (100, 0)
+    assert turn("planner", final=True) == (200, 100)
+    assert turn("coder") == (100, 0)
+
+
+def test_what_other_agents_hold_stays_when_a_turn_ends() -> None:
+    """A session's size after a turn is the turn's own tokens and those of the agents beside it."""
+    tao = TaoEngine()
+    tao.set_node("a", capacity=10_000, slots=4)
+    tao.submit(Turn(key="r", session="s", tokens=3_000, beside_tokens=1_000), now=0.0)
+    tao.resume("r", now=0.0)
+    tao.finish("r", prompt_tokens=1_900, output_tokens=50, cached_tokens=100, now=1.0)
+    (session,) = tao.ledger.sessions.values()
+    assert (session.footprint, session.attained) == (2_950, 1_850)

@@ -28,7 +28,7 @@ from scout_server.report import Target, command_line, emit, progress
 
 __all__ = ["Arm", "Program", "make_programs", "mean_size", "tao_engines"]
 
-_BLOCK = 16
+_BLOCK = 32  # of which the CPU backend wants a multiple
 _AGENTS = ("planner", "coder")
 _OUTPUT = 8
 _PEERS: Mapping[str, tuple[str, ...]] = {
@@ -383,12 +383,16 @@ def tao_engines(
     tokens: Annotated[int, typer.Option(min=256, help="Tokens of a session at its end.")] = 4800,
     steps: Annotated[int, typer.Option(min=2, help="Turns of a session.")] = 12,
     load: Annotated[float, typer.Option(min=0.1, help="Load by the KV room of all nodes.")] = 2.0,
-    blocks: Annotated[int, typer.Option(min=64, help="KV blocks of 16 tokens of a node.")] = 1200,
+    blocks: Annotated[int, typer.Option(min=64, help="KV blocks of 32 tokens of a node.")] = 600,
     sessions: Annotated[int, typer.Option(min=1, help="Sessions of one repetition.")] = 48,
     repetitions: Annotated[int, typer.Option(min=1, help="Repetitions of every arm.")] = 3,
     kv_events: Annotated[
-        bool, typer.Option(help="Let the nodes publish KV events, and the gateway listen.")
-    ] = True,
+        bool,
+        typer.Option(
+            help="Let the nodes publish KV events, and the gateway listen; they count one agent's"
+            " history per session."
+        ),
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="One short repetition.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of sizes, gaps and texts.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

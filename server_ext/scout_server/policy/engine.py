@@ -349,6 +349,7 @@ class TaoEngine:
             prefix=turn.prefix,
             prefix_tokens=turn.prefix_tokens,
             forced=forced,
+            beside=turn.beside_tokens,
             now=now,
         )
 

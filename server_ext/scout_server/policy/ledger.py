@@ -82,6 +82,8 @@ class Booking:
     """Until when it counts without news."""
     forced: bool = False
     """It was placed because it was held too long."""
+    beside: int = 0
+    """How many of *tokens* its session's other agents hold."""
 
 
 @dataclass(slots=True)
@@ -258,6 +260,7 @@ class Ledger:
         prefix: str | None = None,
         prefix_tokens: int = 0,
         forced: bool = False,
+        beside: int = 0,
         now: float,
     ) -> None:
         """Book room for a request that starts to run."""
@@ -280,6 +283,7 @@ class Ledger:
             now,
             now + self.settings.lease_s,
             forced,
+            beside,
         )
         tally = self._tallies.setdefault(node, _Tally())
         tally.tokens += tokens
@@ -328,15 +332,16 @@ class Ledger:
                 node.rate.observe(cached_tokens, prompt_tokens)
         if session is None:
             return booking
-        tokens = booking.tokens
+        own = booking.tokens - booking.beside
         if prompt_tokens is not None:
-            tokens = prompt_tokens + (output_tokens or 0)
+            own = prompt_tokens + (output_tokens or 0)
+        tokens = own + booking.beside
         if session.turns:
             self._learn_growth(max(0, tokens - session.footprint))
         session.turns += 1
         session.version += 1
         session.footprint = tokens
-        session.attained += max(0, tokens - (cached_tokens or 0))
+        session.attained += max(0, own - (cached_tokens or 0))
         session.seen = now
         if session.state is SessionState.FINISHED or node is None:
             return booking

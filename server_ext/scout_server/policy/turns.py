@@ -70,6 +70,8 @@ class Turn:
     prefix: str | None = None
     prefix_tokens: int = 0
     """How many of *tokens* belong to the shared prefix."""
+    beside_tokens: int = 0
+    """How many of *tokens* are not this request's: the session's other agents hold them."""
     hints: Hints | None = None
     nodes: frozenset[str] | None = None
     """The only nodes it may run on; None: any."""
