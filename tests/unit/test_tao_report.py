@@ -1,7 +1,11 @@
 """How `scout bench tao` sums up its runs."""
 
+import ctypes
 from dataclasses import replace
 
+import pytest
+
+from scout_server.bench.planner import stdout_to_stderr
 from scout_server.bench.taoarms import BASELINES
 from scout_server.bench.taoreport import Found, ablation_rows, cell_row, double_targets, targets
 from scout_server.bench.taosim import Outcome
@@ -72,3 +76,14 @@ def test_an_ablation_is_compared_where_it_ran() -> None:
     (row,) = ablation_rows({0: arms, 1: cell(50.0)})
     assert (row["ablation"], row["cells"], row["latency %"]) == ("TAO, no credit", 1, 50.0)
     assert row["slower cells"] == 1
+
+
+def test_what_c_code_prints_does_not_reach_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    """Within the block, what a library prints goes to stderr; after it, to stdout again."""
+    libc = ctypes.CDLL(None)
+    with stdout_to_stderr():
+        libc.puts(b"from the solver")
+    libc.puts(b"after")
+    libc.fflush(None)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("after\n", "from the solver\n")

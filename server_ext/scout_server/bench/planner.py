@@ -1,9 +1,13 @@
 """`scout bench planner`: how long a decision takes and how good it is (issue 5, section 1)."""
 
+import contextlib
+import ctypes
+import os
 import random
 import statistics
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,7 +27,7 @@ from scout_server.policy.planners import planner as planner_named
 from scout_server.policy.planners import planners
 from scout_server.report import Target, command_line, emit, progress
 
-__all__ = ["component_values", "instance", "planner"]
+__all__ = ["component_values", "instance", "planner", "stdout_to_stderr"]
 
 SIZES = ((16, 2, 2.0, True), (64, 4, 20.0, False), (256, 16, 100.0, False))
 """(sessions, nodes, median ms that is required, must be exact)."""
@@ -86,6 +90,23 @@ def component_values(
     return np.array([[judge.values(c, r.node) for r in rooms] for c in pool], dtype=np.int64)
 
 
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send what C code prints to stderr: HiGHS prints at times, and stdout is for one object."""
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    libc.fflush(None)
+    saved = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        libc.fflush(None)
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One instance, its optimum, and what rounding cost."""
@@ -103,11 +124,12 @@ def _case(sessions: int, nodes: int, seed: int, limit_s: float, *, unrounded: bo
     pool, rooms = instance(sessions, nodes, seed)
     problem, _ = discretise(pool, rooms, judge, quantum=QUANTUM)
     parts = component_values(pool, rooms, judge)
-    optimum = lexicographic_optimum(problem, parts, time_limit_s=limit_s)
     fine = None
-    if unrounded:
-        exact, _ = discretise(pool, rooms, judge, quantum=1)
-        fine = lexicographic_optimum(exact, parts, time_limit_s=limit_s)
+    with stdout_to_stderr():
+        optimum = lexicographic_optimum(problem, parts, time_limit_s=limit_s)
+        if unrounded:
+            exact, _ = discretise(pool, rooms, judge, quantum=1)
+            fine = lexicographic_optimum(exact, parts, time_limit_s=limit_s)
     return _Case(pool, rooms, problem, parts, optimum, fine)
 
 
