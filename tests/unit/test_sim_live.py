@@ -19,16 +19,21 @@ from scout_server.sim.cli import sim_app
 from scout_server.sim.hardware.fitted import FittedLatency, FrontLatency, Profile, plain
 from scout_server.sim.live import run_programs, trace_of
 from scout_server.sim.livecells import CELLS, LiveCell, ServerKind, programs_of_cell
+from scout_server.sim.livereplay import (
+    LiveLoad,
+    gaps_made,
+    simulate_cell,
+    simulate_measured,
+    simulate_runs,
+)
 from scout_server.sim.liverun import server_at
 from scout_server.sim.livevalidate import (
+    CellFigures,
     Measured,
     compare,
     load_measured,
     measured_line,
     measured_of,
-    simulate_cell,
-    simulate_measured,
-    simulate_runs,
 )
 from scout_server.sim.probes import Calibration, FrontProbe, Probe, probe_server
 from scout_server.sim.prompts import PromptHasher, next_of_session
@@ -39,6 +44,9 @@ TRUE = FittedLatency(
     prefill_s_beside=2e-3,
 )  # fmt: skip
 FRONT = FrontLatency(request_s_fixed=0.004, request_s_per_token=1e-6, reply_s=0.002)
+FIGURES = CellFigures(
+    jct_s=1.0, tokens_per_s=1.0, hit_rate=0.5, ttft_s=0.1, queue_s=0.0, preemptions=0.0
+)
 CELL = LiveCell(
     server=ServerKind(model="tiny", blocks=200, eviction="lru"),
     concurrency=2,
@@ -130,6 +138,14 @@ def hurried(programs):
     ]
 
 
+def loads(cell, *repetitions, idle_s=5.0):
+    """Runs of a cell, one after the other."""
+    return [
+        LiveLoad(cell=cell, repetition=n, idle_s=idle_s if i else 0.0)
+        for i, n in enumerate(repetitions)
+    ]
+
+
 def test_there_are_at_least_twenty_cells_over_all_that_the_issue_names():
     """Both models, both evictions, concurrency 1 to 8, short and long gaps; no cell twice."""
     assert len({c.name for c in CELLS}) == len(CELLS) >= 20
@@ -218,13 +234,29 @@ def test_a_simulated_cell_adds_what_passes_outside_the_engine(profile, tmp_path)
 def test_a_later_run_meets_what_the_server_holds_and_has_learnt(profile):
     """Runs of one server are simulated one after the other, as they were measured."""
     cell = replace(CELL, server=replace(CELL.server, eviction="scout", blocks=120))
-    first, again = simulate_runs([(cell, 1, 0.0), (cell, 1, 5.0)], profile)
+    first, again = simulate_runs(loads(cell, 1, 1), profile)
     assert first == simulate_cell(cell, profile)
     assert again.hit_rate != first.hit_rate  # what it kept for the agents before is in the way
     lru = replace(CELL, server=replace(CELL.server, blocks=120))
-    one, two = simulate_runs([(lru, 1, 0.0), (lru, 2, 5.0)], profile)
+    one, two = simulate_runs(loads(lru, 1, 2), profile)
     assert one.hit_rate == two.hit_rate  # other prompts, and what is older goes first
     assert one.jct_s == pytest.approx(two.jct_s)
+
+
+def test_gaps_are_those_that_the_client_made():
+    """Between turns, and before a program that took the place of one that had ended."""
+    requests = [
+        (0, 0, 0.0, 0.5, 1.0, 5, 6), (1, 0, 0.1, 0.5, 0.8, 5, 6), (0, 1, 1.5, 1.6, 2.0, 5, 6),
+        (1, 1, 0.9, 1.6, 1.9, 5, 6), (2, 0, 1.95, 2.0, 2.5, 5, 6),
+    ]  # fmt: skip
+    measured = Measured(
+        cell="a", repetition=1, server_at=0.0, begun_s=0.0, wall_s=2.5, requests=requests,
+        figures=FIGURES,
+    )  # fmt: skip
+    assert {
+        (0, 0): 0.0, (1, 0): 0.1, (2, 0): pytest.approx(0.05), (0, 1): 0.5,
+        (1, 1): pytest.approx(0.1),
+    } == gaps_made(measured)  # fmt: skip
 
 
 def test_medians_are_of_the_repetitions_on_their_servers(profile):
@@ -237,7 +269,7 @@ def test_medians_are_of_the_repetitions_on_their_servers(profile):
             wall_s=4.0, figures=figures[0], requests=[],
         )  # fmt: skip
 
-    figures = simulate_runs([(cell, 1, 0.0), (cell, 2, 1.0)], profile)
+    figures = simulate_runs(loads(cell, 1, 2, idle_s=1.0), profile)
     together = simulate_measured([cell], [line(1, 7.0, 2.0), line(2, 7.0, 7.0)], lambda _: profile)
     assert together[cell.name].jct_s == pytest.approx((figures[0].jct_s + figures[1].jct_s) / 2)
     apart = simulate_measured([cell], [line(1, 7.0, 0.0), line(2, 8.0, 0.0)], lambda _: profile)
@@ -341,7 +373,9 @@ def test_the_front_is_a_line_through_medians():
         for n in (100, 500, 1500)
         for extra in (0.0, 0.0, 0.1)
     ]
+    probes.append(FrontProbe(prompt_tokens=500, seconds=0.009, busy=True))
     front = fit_front(probes)
+    assert front.request_s(500, busy=True) + front.reply_s == pytest.approx(0.009)
     assert front.request_s(800) + front.reply_s == pytest.approx(0.003 + 0.0016)
     assert FrontLatency() == fit_front([])
 

@@ -21,8 +21,9 @@ from scout_server.sim.calibrate import calibrate
 from scout_server.sim.consoles import wide_console
 from scout_server.sim.hardware.fitted import load_profile, plain
 from scout_server.sim.livecells import CELLS, LOADS, SHAPES, LiveCell, ServerKind, cells_on
+from scout_server.sim.livereplay import simulate_measured
 from scout_server.sim.liverun import Campaign, measure, measure_at, server_at
-from scout_server.sim.livevalidate import CellError, compare, load_measured, simulate_measured
+from scout_server.sim.livevalidate import CellError, compare, load_measured
 from scout_server.sim.probes import Calibration
 from scout_server.sim.silicon import load_points, simulate_point, summarise
 from scout_server.sim.validate import (

@@ -75,6 +75,8 @@ def fit_front(probes: Sequence[FrontProbe]) -> FrontLatency:
 
     Only the sum of both ways is measured; the reply is given a third of the fixed part.
     """
+    beside = [p for p in probes if p.busy]
+    probes = [p for p in probes if not p.busy]
     lengths = sorted({p.prompt_tokens for p in probes})
     if not lengths:
         return FrontLatency()
@@ -86,10 +88,12 @@ def fit_front(probes: Sequence[FrontProbe]) -> FrontLatency:
         if len(lengths) < 2
         else (float(v) for v in np.polyfit(lengths, medians, 1))
     )
-    fixed = max(fixed, 0.0)
+    fixed, slope = max(fixed, 0.0), max(slope, 0.0)
+    more = [p.seconds - fixed - slope * p.prompt_tokens for p in beside]
     return FrontLatency(
+        busy_s=max(statistics.median(more), 0.0) if more else 0.0,
         request_s_fixed=fixed * 2 / 3,
-        request_s_per_token=max(slope, 0.0),
+        request_s_per_token=slope,
         reply_s=fixed / 3,
     )
 

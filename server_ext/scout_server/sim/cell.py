@@ -300,7 +300,8 @@ class Cell:
             if moving is not None:
                 self._tiers.expect(request.request_id, moving)
         sent.run.send(sent.index, request)
-        delay = self._front.request_s(request.prompt_tokens)
+        busy = not self._replicas[sent.replica].idle
+        delay = self._front.request_s(request.prompt_tokens, busy=busy)
         if delay > 0.0:
             self._push(now + delay, _ENTER, (sent, request))
         else:

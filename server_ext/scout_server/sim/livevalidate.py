@@ -2,17 +2,15 @@
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import pydantic
 
 from scout_sdk._errors import ConfigError
-from scout_server.sim.live import LiveRun, trace_of
-from scout_server.sim.livecells import LiveCell, ServerKind, programs_of_cell
-from scout_server.sim.scenario import scenario_of
-from scout_server.sim.simulate import Prepared, prepare
+from scout_server.sim.live import LiveRun
+from scout_server.sim.livecells import LiveCell
 
 __all__ = [
     "CellError",
@@ -22,9 +20,7 @@ __all__ = [
     "load_measured",
     "measured_line",
     "measured_of",
-    "simulate_cell",
-    "simulate_measured",
-    "simulate_runs",
+    "median_of",
 ]
 
 
@@ -113,95 +109,6 @@ def _lines(path: Path) -> Iterator[Measured]:
             raise ConfigError(msg) from error
 
 
-def scenario_values(cell: LiveCell, profile: Path | str) -> dict[str, object]:
-    """Return the scenario that says what *cell* is; step times come from the file *profile*."""
-    return {
-        "name": cell.name,
-        "hardware": {
-            "gpu": "CPU",
-            "model": "smollm2-135m",
-            "latency": "calibrated",
-            "profile": str(profile),
-            # vLLM keeps one block for itself
-            "kv_blocks": cell.server.blocks - 1,
-        },
-        "engine": {
-            "block_tokens": cell.server.block_tokens,
-            "max_num_seqs": cell.server.max_seqs,
-            "max_batched_tokens": cell.server.batched_tokens,
-        },
-        "cell": {"timeline": 0},
-        "residency": {"policy": cell.server.eviction},
-        "router": {"policy": "round-robin"},
-        "arrivals": {"concurrency": cell.concurrency},
-    }
-
-
-def simulate_runs(runs: Sequence[tuple[LiveCell, int, float]], profile: Path) -> list[CellFigures]:
-    """
-    Return what the simulator says of *runs* of one server, one after the other: cell, repetition
-    and the seconds between the end of the run before and this one.
-
-    What the server holds and has learnt when a run begins is of all those before, as on the engine.
-    """
-    found = []
-    before: Prepared | None = None
-    hits = queried = preemptions = generated = 0
-    for number, (cell, repetition, idle_s) in enumerate(runs):
-        source = trace_of(
-            programs_of_cell(cell, repetition), cell.server.block_tokens, first_id=number << 24
-        )
-        prepared = prepare(
-            scenario_of(scenario_values(cell, profile)), source, after=before, idle_s=idle_s
-        )
-        prepared.cell.run()
-        counters, stats = prepared.replicas[0].counters, prepared.cell.stats
-        tokens = counters.generated_tokens - generated
-        found.append(
-            CellFigures(
-                jct_s=stats.jct.mean,
-                tokens_per_s=tokens / (prepared.cell.now - prepared.cell.start_s),
-                hit_rate=(counters.hit_tokens - hits) / (counters.queried_tokens - queried),
-                ttft_s=stats.ttft.mean,
-                queue_s=stats.queue.mean,
-                preemptions=counters.preemptions - preemptions,
-            )
-        )
-        hits, queried = counters.hit_tokens, counters.queried_tokens
-        preemptions, generated = counters.preemptions, counters.generated_tokens
-        before = prepared
-    return found
-
-
-def simulate_cell(cell: LiveCell, profile: Path) -> CellFigures:
-    """Return what the simulator says of *cell* on a server that has just started."""
-    return simulate_runs([(cell, 1, 0.0)], profile)[0]
-
-
-def simulate_measured(
-    cells: Sequence[LiveCell],
-    measured: Sequence[Measured],
-    profile_of: Callable[[ServerKind], Path],
-) -> dict[str, CellFigures]:
-    """Return the median of the simulated repetitions of every cell, server by server."""
-    by_name = {cell.name: cell for cell in cells}
-    runs: dict[tuple[str, float], list[tuple[LiveCell, int, float]]] = {}
-    ends: dict[tuple[str, float], float] = {}
-    for m in measured:
-        cell = by_name.get(m.cell)
-        if cell is not None:
-            server = (cell.server.name, m.server_at)
-            idle = max(m.begun_s - ends.get(server, m.begun_s), 0.0)
-            runs.setdefault(server, []).append((cell, m.repetition, idle))
-            ends[server] = m.begun_s + m.wall_s
-    found: dict[str, list[CellFigures]] = {}
-    for each in runs.values():
-        figures = simulate_runs(each, profile_of(each[0][0].server))
-        for (cell, _, _), one in zip(each, figures, strict=True):
-            found.setdefault(cell.name, []).append(one)
-    return {name: _median(each) for name, each in found.items()}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellError:
     """One cell: measured (median of the repetitions), simulated, and how far they are apart."""
@@ -232,7 +139,8 @@ class CellError:
 _FIELDS = tuple(f.name for f in fields(CellFigures))
 
 
-def _median(runs: Sequence[CellFigures]) -> CellFigures:
+def median_of(runs: Sequence[CellFigures]) -> CellFigures:
+    """Return the median of every figure."""
     return CellFigures(**{f: statistics.median(getattr(r, f) for r in runs) for f in _FIELDS})
 
 
@@ -247,7 +155,7 @@ def compare(
         runs = [m.figures for m in measured if m.cell == cell.name]
         if not runs:
             continue
-        median = _median(runs)
+        median = median_of(runs)
         spread = {
             f: statistics.fmean(abs(getattr(r, f) - getattr(median, f)) for r in runs)
             for f in _FIELDS

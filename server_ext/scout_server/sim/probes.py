@@ -82,6 +82,8 @@ class FrontProbe:
 
     prompt_tokens: int
     seconds: float
+    busy: bool = False
+    """Whether others were decoding."""
 
 
 @dataclass(slots=True)
@@ -232,25 +234,28 @@ class _Prober:
         most = max(settings.concurrency) - 1
         prompts = await self._known(most, context)
         for count in sorted({1, most // 2, most} - {0}):
-            alone = statistics.median(
-                [await self._decoding(prompts[:count], 0) or 0.0 for _ in range(settings.repeats)]
-            )
+            bare = [await self._decoding(prompts[:count], 0) for _ in range(settings.repeats)]
+            alone = statistics.median(run.decode_s for run in bare)
+            prefill = statistics.median(run.prefill_s for run in bare)
+            step = alone / (made - 1)
             for tokens in settings.mixed_tokens:
                 seconds = []
                 for _ in range(settings.repeats):
-                    beside = await self._decoding(prompts[:count], tokens)
-                    if beside is not None:
-                        held = (beside - alone) / settings.mixed_prompts
-                        seconds.append(held + alone / (made - 1))
+                    run = await self._decoding(prompts[:count], tokens)
+                    if run.early:  # the prompts were not all beside all of the others
+                        continue
+                    seconds.append((run.decode_s - alone) / settings.mixed_prompts + step)
+                    # what is neither its own step nor the rest of the step that it came in
+                    inside = (run.prefill_s - prefill) / settings.mixed_prompts + step / 2
+                    front = max(statistics.median(run.waits_s) - inside, 0.0)
+                    self.found.front.append(
+                        FrontProbe(prompt_tokens=tokens, seconds=front, busy=True)
+                    )
                 if seconds:
                     self.add(((tokens, 0),), count, count * (context + made / 4), seconds)
 
-    async def _decoding(self, prompts: Sequence[Sequence[int]], tokens: int) -> float | None:
-        """
-        Return the seconds that requests decode, while prompts of *tokens* come if it is not 0.
-
-        None when they ended before all of those had come.
-        """
+    async def _decoding(self, prompts: Sequence[Sequence[int]], tokens: int) -> "_Decoding":
+        """Let requests decode together, while prompts of *tokens* come if it is not 0."""
         made = self.tokens_in(self.settings.mixed_s)
         before = await read_counters(self.client)
         tasks = [
@@ -258,15 +263,36 @@ class _Prober:
             for p in prompts
         ]
         early = False
+        waits: list[float] = []
         if tokens:
             await asyncio.sleep(0.1)
             for _ in range(self.settings.mixed_prompts):
                 self.tell()
-                await ask(self.client, self.model, self.text(tokens), 1, self.headers())
+                got = await ask(self.client, self.model, self.text(tokens), 1, self.headers())
+                waits.append(got.last_s - got.sent_s)
             early = any(task.done() for task in tasks)
         await asyncio.gather(*tasks)
         after = await read_counters(self.client)
-        return None if early else (after[_DECODE] - before[_DECODE]) / len(prompts)
+        return _Decoding(
+            decode_s=(after[_DECODE] - before[_DECODE]) / len(prompts),
+            prefill_s=after[_PREFILL] - before[_PREFILL],
+            waits_s=waits,
+            early=early,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoding:
+    """Requests that decoded together, and the prompts that came meanwhile."""
+
+    decode_s: float
+    """Mean of the former, between first and last token."""
+    prefill_s: float
+    """Of all, together."""
+    waits_s: list[float]
+    """Of each of the latter, at the client."""
+    early: bool
+    """Whether some of the former had ended before the last of the latter."""
 
 
 async def probe_server(

@@ -136,19 +136,23 @@ class FrontLatency:
     """
     What passes outside the engine's steps: HTTP, tokenizer, queues between processes; seconds.
 
-    It delays its own request only; the engine goes on meanwhile.
+    It delays its own request only; the engine goes on meanwhile. What it takes from the engine,
+    where both share a core, is in `FittedLatency.prefill_s_beside`.
     """
 
     request_s_fixed: float = 0.0
     """From the client's sending to the engine's waiting queue."""
     request_s_per_token: float = 0.0
     """The same, for every prompt token."""
+    busy_s: float = 0.0
+    """More while the engine computes for others: they share the host's cores."""
     reply_s: float = 0.0
     """From the end of a step to the token at the client."""
 
-    def request_s(self, prompt_tokens: int) -> float:
-        """Return the seconds until a request is in the engine."""
-        return self.request_s_fixed + self.request_s_per_token * prompt_tokens
+    def request_s(self, prompt_tokens: int, *, busy: bool = False) -> float:
+        """Return the seconds until a request is in an engine that is idle or *busy*."""
+        seconds = self.request_s_fixed + self.request_s_per_token * prompt_tokens
+        return seconds + self.busy_s if busy else seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
