@@ -57,6 +57,7 @@ def _runs(sizes: list[int], policy: str, seed: int) -> Iterator[dict[str, object
             "seconds": seconds,
             "steps": record.steps,
             "steps/s": record.steps / seconds,
+            "steps per CPU s": record.steps / cpu_s,
             "turns/s": record.turns / seconds,
             "CPU us/turn": cpu_s / record.turns * 1e6,
             "live programs, most": record.most_live,
