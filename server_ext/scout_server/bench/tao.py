@@ -30,8 +30,8 @@ class Ablated(enum.Enum):
 
     ONE = "one"
     """The cell at about twice over-subscription on 4 nodes."""
-    HALF = "half"
-    """Every second cell: the second and the fourth concurrency of each profile."""
+    LOADED = "loaded"
+    """The most loaded cell of each profile."""
     ALL = "all"
 
 
@@ -60,7 +60,7 @@ def tao(
     arms = [*BASELINES, "TAO"]
     ablated = {
         Ablated.ONE: {double},
-        Ablated.HALF: {c for c in chosen if c % 2},
+        Ablated.LOADED: {c for c in chosen if c % 4 == 3} | {double},
         Ablated.ALL: set(chosen),
     }[ablations]
     runs = [
