@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import threading
+import time
 from dataclasses import replace
 
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -340,6 +343,37 @@ def test_a_server_says_what_it_is():
 
     kind = asyncio.run(ask())
     assert ("tiny", 77, 32, "lru") == (kind.model, kind.blocks, kind.block_tokens, kind.eviction)
+
+
+@pytest.fixture
+def served():
+    """The engine above on a port of this machine: its URL and itself."""
+    engine = Engine()
+    config = uvicorn.Config(engine.app, host="127.0.0.1", port=0, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", engine
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_server_that_runs_is_measured_and_compared(served, tmp_path, profile):
+    """With --url, cells are made for what the server says it is; again, nothing is asked."""
+    assert profile.parent == tmp_path  # it has been calibrated
+    url, engine = served
+    arguments = ["validate", "--against", "vllm", "--url", url, "--out", str(tmp_path), "--json"]
+    arguments += ["--shape", "tiny", "--repetitions", "1", "--only", "c1-short"]
+    done = CliRunner().invoke(sim_app, arguments)
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["results"]["hit rate, %"]
+    assert ("tiny-77-lru-c1-short", 50.0) == (row["cell"], row["measured"])
+    asked = len(engine.prompts)
+    assert CliRunner().invoke(sim_app, arguments).exit_code == 0
+    assert asked == len(engine.prompts)
 
 
 def probes_of(latency):
