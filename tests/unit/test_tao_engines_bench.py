@@ -27,8 +27,8 @@ def test_programs_of_one_size_seed_differ_only_in_their_texts() -> None:
             assert (a.agent, len(a.prompt), a.gap_s, a.final) == (
                 b.agent, len(b.prompt), b.gap_s, b.final,
             )  # fmt: skip
-            assert a.prompt[:200] == b.prompt[:200]
-            assert a.prompt[200:] != b.prompt[200:]
+            assert a.prompt[:100] == b.prompt[:100]
+            assert a.prompt[100:] != b.prompt[100:]
         assert [s.final for s in mine.steps] == [False] * 5 + [True]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import shutil
 import socket
@@ -105,7 +106,7 @@ def make_programs(
         random.Random(0),
     )
     low, high = 10, vocabulary - 1
-    anchor = tokens // 8
+    anchor = tokens // 16
     anchors = {a: [anchor_dice.randint(low, high) for _ in range(anchor)] for a in _AGENTS}
     mean = max(1, (tokens - len(_AGENTS) * anchor) // steps)
     programs = []
@@ -210,7 +211,7 @@ def _free_ports(count: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def _spec(name: str, model: Path, *, blocks: int, longest: int, events: int | None) -> ServerSpec:
+def _spec(number: int, model: Path, *, blocks: int, longest: int, events: int | None) -> ServerSpec:
     about = model / "scout-model.json"
     own = json.loads(about.read_text()).get("vllm_arguments", []) if about.is_file() else []
     args = [
@@ -230,14 +231,17 @@ def _spec(name: str, model: Path, *, blocks: int, longest: int, events: int | No
             "topic": "",
         }
         args += ["--kv-events-config", json.dumps(config)]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     environ = {
+        # Left alone, every CPU server binds itself to the same core.
+        "VLLM_CPU_OMP_THREADS_BIND": str(cores[number % len(cores)]),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    return ServerSpec(name=name, args=args, environ=environ, start_s=240.0)
+    return ServerSpec(name=f"node {number}", args=args, environ=environ, start_s=240.0)
 
 
 @contextlib.asynccontextmanager
@@ -294,7 +298,12 @@ async def _measure(
     plan: Mapping[str, int],
     bar: Progress,
 ) -> tuple[dict[str, Arm], dict[str, str], object]:
-    """Return the arms, those that did not start and why, and the gateway's state at the end."""
+    """
+    Return the arms, those that did not start and why, and the gateway's state at the end.
+
+    Repetitions are whole: one that would not end in time is not begun, but for the first.
+    """
+    until = time.monotonic() + plan["seconds"]
     roots = [server.root for server in servers]
     nodes = list(roots)
     if events is not None:
@@ -343,12 +352,17 @@ async def _measure(
             )
             bar.advance(task)
 
+        longest = 0.0
         await one("round-robin", -1, Arm(), 4)  # kernels and anchors are warm from here on
         for repetition in range(plan["repetitions"]):
+            began = time.monotonic()
+            if repetition and began + longest > until:
+                break
             for place in range(len(names)):
                 name = names[(place + repetition) % len(names)]
                 bar.update(task, description=f"{name} {repetition}")
                 await one(name, repetition, arms[name], plan["sessions"])
+            longest = max(longest, time.monotonic() - began)
         return arms, absent, await _state(front)
 
 
@@ -386,6 +400,9 @@ def tao_engines(
     blocks: Annotated[int, typer.Option(min=64, help="KV blocks of 32 tokens of a node.")] = 600,
     sessions: Annotated[int, typer.Option(min=1, help="Sessions of one repetition.")] = 48,
     repetitions: Annotated[int, typer.Option(min=1, help="Repetitions of every arm.")] = 3,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Repetitions that would not end by then are not begun.")
+    ] = 12.0,
     kv_events: Annotated[
         bool,
         typer.Option(
@@ -420,6 +437,7 @@ def tao_engines(
         "vocabulary": vocabulary,
         "sessions": min(sessions, 32) if quick else sessions,
         "repetitions": 1 if quick else repetitions,
+        "seconds": round(60 * minutes),
         "concurrency": max(2, round(load * 2 * blocks * _BLOCK / size)),
         "seed": seed,
     }
@@ -428,7 +446,7 @@ def tao_engines(
     async def run() -> tuple[dict[str, Arm], dict[str, str], object]:
         specs = [
             _spec(
-                f"node {i}",
+                i,
                 model.resolve(),
                 blocks=blocks,
                 longest=longest,
