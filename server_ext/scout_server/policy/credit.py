@@ -18,7 +18,8 @@ class CreditSettings:
     """
     A gap's room is kept whole for this long, then it shrinks with the credit.
 
-    Of measured returns of tools, 95 % come within 10 s, and they need the room they had.
+    In a published trace of agent tasks (docs/tao.md) 95 % of tools return within 10 s, and their
+    sessions need the room that they had.
     """
     floor_share: Annotated[float, Interval(ge=0, le=1)] = 1 / 64
     """Credit below this share of what it began with counts as none."""
