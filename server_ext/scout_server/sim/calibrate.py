@@ -118,8 +118,12 @@ def fit_steps(probes: Sequence[Probe]) -> tuple[FittedLatency, dict[str, float]]
     lengths = sorted({_tokens(p) for p in prompts})
     borders = [(a + b) / 2 for a, b in itertools.pairwise(lengths) if a >= _LARGE] + [0.0]
 
+    mixed = [p for p in probes if p.prefill and p.sequences]
+
     def model(x: Sequence[float], large: float) -> FittedLatency:
         values = {n: float(v) * _SCALE[n] for n, v in zip(names, x[:-1], strict=True)}
+        if not mixed:  # then nothing tells it
+            values["prefill_s_beside"] = 0.0
         return _latency(values, float(x[-1]), large)
 
     best: tuple[float, FittedLatency] | None = None
@@ -142,7 +146,6 @@ def fit_steps(probes: Sequence[Probe]) -> tuple[FittedLatency, dict[str, float]]
                 best = (float(found.cost), model([float(v) for v in found.x], large))
     assert best is not None
     latency = best[1]
-    mixed = [p for p in probes if p.prefill and p.sequences]
     error = {
         name: round(
             statistics.fmean(abs(_predicted(latency, p) / p.seconds - 1.0) for p in part), 4

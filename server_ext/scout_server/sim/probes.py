@@ -11,7 +11,7 @@ import httpx
 from scout_sdk import _wire
 from scout_sdk._errors import ConfigError
 from scout_sdk._hints import Hints, SessionEvent, ToolEvent, ToolState
-from scout_server.sim.live import ask, read_counters
+from scout_server.sim.live import LIMITS, ask, read_counters
 
 __all__ = ["Calibration", "FrontProbe", "Probe", "Probes", "probe_server"]
 
@@ -251,7 +251,7 @@ class _Prober:
                     self.found.front.append(
                         FrontProbe(prompt_tokens=tokens, seconds=front, busy=True)
                     )
-                if seconds:
+                if len(seconds) > settings.repeats // 2:
                     self.add(((tokens, 0),), count, count * (context + made / 4), seconds)
 
     async def _decoding(self, prompts: Sequence[Sequence[int]], tokens: int) -> "_Decoding":
@@ -309,7 +309,9 @@ async def probe_server(
     ConfigError when it cannot be asked.
     """
     asked = settings or Calibration()
-    async with httpx.AsyncClient(base_url=url, timeout=300.0, transport=transport) as client:
+    async with httpx.AsyncClient(
+        base_url=url, timeout=300.0, limits=LIMITS, transport=transport
+    ) as client:
         try:
             answer = await client.get("/v1/models")
             answer.raise_for_status()
