@@ -6,7 +6,7 @@ from scout_server.bench.baselines import BASELINES
 from scout_server.bench.oracles import Belady
 from scout_server.bench.ours import Ours
 from scout_server.bench.replay import replay
-from scout_server.bench.workloads import markov, short_skewed
+from scout_server.bench.workloads import Request, Workload, markov, short_skewed
 from scout_server.policy import UNHASHED, RetentionOrder, Segment
 from scout_server.replica.pool import BlockPool
 
@@ -94,3 +94,20 @@ def test_every_block_is_somewhere():
     assert len(policy.order) == CAPACITY
     assert sum(policy.order.group_sizes().values()) == CAPACITY
     assert policy.order.group_sizes().get(UNHASHED, 0) == 0
+
+
+def test_of_two_blocks_with_one_content_the_later_outlives_the_earlier():
+    """Two answers with the same block: when the first one's is evicted, the second's is found."""
+
+    def request(time, prompt, output):
+        return Request(time, 1, 0, 0, prompt, output)
+
+    requests = [
+        request(0.0, [1, 2], [3]),
+        request(1.0, [1, 2], [3]),
+        request(2.0, [9], []),  # takes the first block of content 3, used longest ago
+        request(3.0, [1, 2, 3], []),
+    ]
+    workload = Workload("twins", requests, [0])
+    found = replay(requests, 4, BASELINES["lru"](workload, 4, 0))
+    assert list(found.hits) == [0, 2, 0, 3]

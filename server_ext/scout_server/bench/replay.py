@@ -97,7 +97,7 @@ def _steps(
             if len(new) < need:
                 victims = policy.pop(need - len(new), now)
                 for block in victims:
-                    cached.pop(names[block], None)
+                    _uncache(cached, names[block], block)
                 new += victims
             fresh = chain[hits:]
             for block, name in zip(new, fresh, strict=True):
@@ -111,7 +111,13 @@ def _steps(
         if excess:
             victims = policy.pop(excess, now)
             for block in victims:
-                cached.pop(names[block], None)
+                _uncache(cached, names[block], block)
                 names[block] = UNHASHED
             spare += victims
         yield hits, len(prompt)
+
+
+def _uncache(cached: dict[int, int], name: int, block: int) -> None:
+    """Forget *block*, unless a later one holds the same content: that one stays findable."""
+    if cached.get(name) == block:
+        del cached[name]
