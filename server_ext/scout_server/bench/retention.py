@@ -179,8 +179,10 @@ def _grid_targets(cells: list[Cell]) -> Iterator[Target]:
     behind = [
         1.0 - cell.results["scout"].rate_after(_WARM) / cell.results["informed"].rate_after(_WARM)
         for cell in cells
+        if len(cell.results["informed"].queried) > _WARM
     ]
-    yield Target.at_most("scout behind informed after 500 requests, worst cell", max(behind), 0.03)
+    name = "scout behind informed after 500 requests, worst cell"
+    yield Target.at_most(name, max(behind, default=None), 0.03)
     worst = min(cell.points("scout+time", "scout") for cell in cells)
     yield Target.at_least("return hints against none, worst cell (points)", worst, 0.0)
 
