@@ -56,7 +56,7 @@ def serve_vllm(
 ) -> NoReturn:
     """Become vLLM serving *model* with Scout in it; does not return."""
     from scout_server.snapshot import SnapshotSettings
-    from scout_server.vllm.launch import build_command, support_notice
+    from scout_server.vllm.launch import build_command, flags_of, support_notice
     from scout_server.vllm.settings import ADDITIONAL_CONFIG_KEY
 
     arguments, additional = _additional_config(args)
@@ -66,8 +66,9 @@ def serve_vllm(
     merged = merge(document if isinstance(document, dict) else {}, parse_values(values))
     merged = merge(merged, _record(record))
     settings = load(merged, path=file)
-    if settings.of(SnapshotSettings).state_file and not scout_off:
-        arguments += _time_to_end(arguments)
+    learns = settings.of(SnapshotSettings).state_file and not scout_off
+    if learns and "--shutdown-timeout" not in flags_of(arguments):
+        arguments += ["--shutdown-timeout", str(_END_S)]
     if merged:
         additional[ADDITIONAL_CONFIG_KEY] = merged
     if additional:
@@ -121,12 +122,6 @@ def serve_embedded(
         settings.of(SnapshotSettings),
         settings.of(RecordSettings),
     )
-
-
-def _time_to_end(args: Sequence[str]) -> list[str]:
-    """Let engines write their state when they end, unless the user says how long they have."""
-    given = {arg.split("=", 1)[0].replace("_", "-") for arg in args}
-    return [] if "--shutdown-timeout" in given else ["--shutdown-timeout", str(_END_S)]
 
 
 def _record(path: Path | None) -> dict[str, object]:

@@ -36,11 +36,11 @@ class Contexts:
 
     def find(self, deep: int, before: int, now: int) -> int:
         """Return the slot of a context, -1 if it has none."""
-        return self._find((deep * self._base + before) * self._base + now + 1)
+        return self._find(self._pack(deep, before, now))
 
     def use(self, deep: int, before: int, now: int) -> tuple[int, bool]:
         """Return the slot of a context, and whether it is new there."""
-        packed = (deep * self._base + before) * self._base + now + 1
+        packed = self._pack(deep, before, now)
         slot = self._find(packed)
         self._clock += 1
         new = slot < 0
@@ -77,6 +77,9 @@ class Contexts:
                 self._context[slot] = 0
                 yield slot
 
+    def _pack(self, deep: int, before: int, now: int) -> int:
+        return (deep * self._base + before) * self._base + now + 1
+
     def _symbols(self, packed: int) -> tuple[int, int, int]:
         rest, now = divmod(packed - 1, self._base)
         deep, before = divmod(rest, self._base)
@@ -84,7 +87,7 @@ class Contexts:
 
     def _find(self, packed: int) -> int:
         mask, slots, context = self._buckets - 1, self._slots, self._context
-        at = (packed * _SCATTER) & mask
+        at = self._place_of(packed)
         while True:
             slot = slots[at]
             if slot == _EMPTY:

@@ -150,10 +150,11 @@ class Outlook:
     def alive(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> Array:
         """Return the probability that each session comes back within the outlook's time."""
         rows = self._rows(sessions)
-        end = self._ending(sessions, rows)
+        turns = np.array([session.turns for session in sessions])
+        end = self._ending(sessions, rows, turns)
         return np.asarray(self._returns(sessions, trust, end, now).sum(1))
 
-    def _ending(self, sessions: Sequence[Session], rows: Array) -> Array:
+    def _ending(self, sessions: Sequence[Session], rows: Array, turns: Ints) -> Array:
         """Return the probability that each session's last request was its last ever."""
         end = np.minimum(rows[:, END] * self._ends, 0.98)
         lifts: dict[str, float] = {}
@@ -161,7 +162,7 @@ class Outlook:
             if session.kind not in lifts:
                 lifts[session.kind] = self._gaps.end_lift(session.kind)
         lift = np.array([lifts[s.kind] if s.phase == Phase.GAP else 1.0 for s in sessions])
-        lift = lift * self._lengths.lift(np.array([session.turns for session in sessions]))
+        lift = lift * self._lengths.lift(turns)
         odds = lift * end / (1.0 - end)
         return np.asarray(odds / (1.0 + odds))
 
@@ -178,11 +179,12 @@ class Outlook:
     def ask(self, sessions: Sequence[Session], trust: Sequence[HintTrust], now: float) -> None:
         """Work out when and where *sessions* go; `anchors` and `chains` answer for them then."""
         rows = self._rows(sessions)
-        end = self._ending(sessions, rows)
+        turns = np.array([session.turns for session in sessions])
+        end = self._ending(sessions, rows, turns)
         step = rows[:, self._ids] / np.maximum(1.0 - rows[:, END], 1e-9)[:, None]
         returns = self._returns(sessions, trust, end, now)
         reach = _product(returns, self.cycles.fold)
-        through = self._lengths.ratios(np.array([session.turns for session in sessions]), _STEPS)
+        through = self._lengths.ratios(turns, _STEPS)
         self._reach = reach.reshape(len(sessions), _STEPS, len(_POINTS)) * through[:, :, None]
         self._step = step
         self._from = self.place[[session.agent for session in sessions]]

@@ -6,6 +6,8 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
+from scout_server.policy.lengths import lift_of
+
 __all__ = ["EDGES", "GapModel", "HintTrust", "normal_cdf"]
 
 Array = npt.NDArray[np.float64]
@@ -35,7 +37,6 @@ def _bin(seconds: float) -> int:
     return min(_BINS - 1, int(math.log(seconds / _LOW) / _STEP))
 
 
-_MAX_LIFT = 100.0
 _FADE = 0.5 ** (1 / 2000.0)  # of a gap's weight with every later one
 _SPREAD = ((0, 0.5), (-1, 0.25), (1, 0.25))
 
@@ -155,11 +156,7 @@ class GapModel:
         if entry is None or every.ended <= 0.0:
             return 1.0
         usual = every.ended / (every.ended + every.count)
-        here = (entry.ended + self.CLASS_PRIOR * usual) / (
-            entry.ended + entry.count + self.CLASS_PRIOR
-        )
-        lift = here * (1.0 - usual) / max(usual * (1.0 - here), 1e-9)
-        return min(max(lift, 1.0 / _MAX_LIFT), _MAX_LIFT)
+        return float(lift_of(entry.ended, entry.count, usual, self.CLASS_PRIOR)[1])
 
     @property
     def log_mean(self) -> float:

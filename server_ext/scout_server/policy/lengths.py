@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SessionLengths"]
+__all__ = ["SessionLengths", "lift_of"]
 
 Array = npt.NDArray[np.float64]
 
@@ -27,6 +27,19 @@ def _bins() -> list[int]:
 
 
 _BIN = _bins()
+
+
+def lift_of(
+    ended: Array | float, returned: Array | float, usual: float, prior: float
+) -> tuple[Array, Array]:
+    """
+    Return how likely ends are by counts, and by how much their odds differ from the usual.
+
+    Shrunk towards *usual* as by *prior* more sessions; odds differ by 100 times at most.
+    """
+    chance = np.asarray((ended + prior * usual) / (ended + returned + prior))
+    odds = chance * (1.0 - usual) / np.maximum(usual * (1.0 - chance), 1e-9)
+    return chance, np.clip(odds, 1.0 / _MAX_ODDS, _MAX_ODDS)
 
 
 class SessionLengths:
@@ -84,9 +97,8 @@ class SessionLengths:
             steps = max(steps, ratios.shape[1])
         ends, returns = np.array(self._ends), np.array(self._returns)
         usual = (ends.sum() + 0.5) / (ends.sum() + returns.sum() + 10.0)
-        hazards = (ends + self.PRIOR * usual) / (ends + returns + self.PRIOR)
-        odds = hazards * (1.0 - usual) / np.maximum(usual * (1.0 - hazards), 1e-9)
-        lifts = np.clip(odds, 1.0 / _MAX_ODDS, _MAX_ODDS)[_BIN]
+        hazards, lifts = lift_of(ends, returns, float(usual), self.PRIOR)
+        lifts = lifts[_BIN]
         stays = np.log1p(-np.minimum(hazards, 0.99))[_BIN] - np.log1p(-usual)
         padded = np.concatenate([stays, np.full(steps, stays[-1])])
         through = np.concatenate(([0.0], np.cumsum(padded)))

@@ -8,7 +8,14 @@ from importlib import metadata, util
 from scout_sdk import ConfigError, UnsupportedError
 from scout_server.vllm.contract import SUPPORTED, supported
 
-__all__ = ["MIDDLEWARE", "SCHEDULER", "build_command", "support_notice", "vllm_version"]
+__all__ = [
+    "MIDDLEWARE",
+    "SCHEDULER",
+    "build_command",
+    "flags_of",
+    "support_notice",
+    "vllm_version",
+]
 
 SCHEDULER = "scout_server.vllm.ScoutScheduler"
 MIDDLEWARE = "scout_server.vllm.ScoutMiddleware"
@@ -64,8 +71,7 @@ def build_command(
     if scout_off or support_notice() is not None:
         env["VLLM_PLUGINS"] = ",".join(name for name in _plugins(env) if name != PLUGIN)
         return command, env
-    given = {arg.split("=", 1)[0].replace("_", "-") for arg in args if arg.startswith("--")}
-    wrong = sorted(given & {"--scheduler-cls", "--model"})
+    wrong = sorted(flags_of(args) & {"--scheduler-cls", "--model"})
     if wrong:
         hint = {
             "--scheduler-cls": "Scout's scheduler goes there; use --scout-off for another",
@@ -77,6 +83,11 @@ def build_command(
     command += ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
     env["VLLM_PLUGINS"] = ",".join(dict.fromkeys([PLUGIN, *_plugins(env)]))
     return command, env
+
+
+def flags_of(args: Sequence[str]) -> set[str]:
+    """Return the flags among vLLM's arguments, spelt with dashes."""
+    return {arg.split("=", 1)[0].replace("_", "-") for arg in args if arg.startswith("--")}
 
 
 def _plugins(env: Mapping[str, str]) -> list[str]:
