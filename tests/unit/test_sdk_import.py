@@ -1,8 +1,10 @@
 """What importing the SDK costs: the standard library only, and no effect."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +57,30 @@ def test_every_public_name_is_there():
         assert all(getattr(module, name) is not None for name in module.__all__)
     with pytest.raises(AttributeError, match="Nonsense"):
         _ = testing.Nonsense
+
+
+def test_clients_tests_need_no_server_extra():
+    """What scripts/test_openai2.sh runs imports nothing of the server, which is not there."""
+    unit = Path(__file__).parent
+    files = [
+        path
+        for pattern in ("integrations/*.py", "test_context_*.py", "test_inject_*.py")
+        for path in unit.glob(pattern)
+    ]
+    assert len(files) > 8
+    foreign = {"scout_server", "typer", "rich", "numpy", "starlette", "uvicorn"}
+
+    found = {path.name: sorted(_imported(path) & foreign) for path in files}
+
+    assert {name: modules for name, modules in found.items() if modules} == {}
+
+
+def _imported(path: Path) -> set[str]:
+    """Return the top packages that the file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found

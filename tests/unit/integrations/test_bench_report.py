@@ -3,10 +3,8 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from scout_integrations._bench import main
-from scout_server.cli import app
 
 
 def test_json_report(capsys):
@@ -31,15 +29,3 @@ def test_wrong_count(capsys):
     with pytest.raises(SystemExit):
         main(["--calls", "0"])
     assert "at least 1" in capsys.readouterr().err
-
-
-def test_the_command_prints_the_same_report():
-    """`scout bench callback` is that benchmark, in a process of its own."""
-    found = CliRunner().invoke(app, ["bench", "callback", "--calls", "25", "--json"])
-
-    assert found.exit_code == 0
-    report = json.loads(found.output)
-    (target,) = report["targets"]
-    parts = {row["part"]: row for row in report["results"]["per call"]}
-    assert target["name"] == "callback_call_p99_us"
-    assert target["value"] == parts["call"]["p99_us"]
