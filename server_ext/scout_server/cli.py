@@ -47,9 +47,7 @@ LAZY: dict[str, LazyCommand] = {
     "doctor": LazyCommand(
         "scout_server.doctor:doctor_app", "Say what is installed and what a server understands."
     ),
-    "bench": LazyCommand(
-        "scout_server.bench:bench_app", "Measure the policies and the hot path.", "sim"
-    ),
+    "bench": LazyCommand("scout_server.bench:bench_app", "Measure the policies and the hot path."),
     "sim": LazyCommand("scout_server.sim.cli:sim_app", "Simulate agent programs.", "sim"),
     "trace": LazyCommand(
         "scout_server.sim.trace_cli:trace_app", "Read, make and replay traces.", "sim"
@@ -59,6 +57,16 @@ LAZY: dict[str, LazyCommand] = {
     ),
 }
 """Commands by name; the place to wire in a new one."""
+
+_BROUGHT_BY = {
+    "langgraph": "langgraph",
+    "matplotlib": "sim",
+    "msgspec": "kv-events",
+    "ray": "ray",
+    "scipy": "sim",
+    "zmq": "kv-events",
+}
+"""The extra that brings a module which only some commands, or some of their options, need."""
 
 
 class _LazyGroup(TyperGroup):
@@ -94,7 +102,7 @@ def _load(name: str, lazy: LazyCommand) -> Any:
 
 def fail(message: str) -> NoReturn:
     """Print *message* on stderr and end the command with status 1."""
-    Console(stderr=True).print(f"scout: {message}", style="red", markup=False, highlight=False)
+    _say(f"scout: {message}")
     raise typer.Exit(1)
 
 
@@ -206,8 +214,19 @@ def main() -> None:
     try:
         app()
     except ScoutError as error:
-        Console(stderr=True).print(str(error), style="red", markup=False, highlight=False)
-        sys.exit(1)
+        _say(str(error))
+    except ModuleNotFoundError as error:  # of an extra that one command needs and others do not
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _BROUGHT_BY:
+            raise
+        _say(f"scout: this needs {missing}: pip install 'scout-sdk[{_BROUGHT_BY[missing]}]'")
+    else:
+        return
+    sys.exit(1)
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

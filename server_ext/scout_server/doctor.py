@@ -11,13 +11,14 @@ import httpx
 import typer
 from packaging.requirements import Requirement
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from scout_server.report import progress, versions
 from scout_server.vllm import _compat
 from scout_server.vllm.contract import SUPPORTED
 
-__all__ = ["Package", "ServerReport", "doctor_app", "examine", "packages", "server_root"]
+__all__ = ["Package", "ServerReport", "doctor_app", "examine", "packages", "server_root", "show"]
 
 doctor_app = typer.Typer(add_completion=False)
 
@@ -122,7 +123,7 @@ def doctor(
         }
         typer.echo(json.dumps(document, indent=2))
     else:
-        _print(found, server)
+        show(found, server, Console())
     if server is not None and not server.reachable:
         raise typer.Exit(1)
 
@@ -189,8 +190,8 @@ def _models(response: httpx.Response) -> tuple[str, ...]:
     return tuple(str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row)
 
 
-def _print(found: Sequence[Package], server: ServerReport | None) -> None:
-    console = Console()
+def show(found: Sequence[Package], server: ServerReport | None, console: Console) -> None:
+    """Print both as tables; what a server calls things is text, whatever is in it."""
     table = Table(title="installed", title_justify="left")
     for column in ("package", "version", "supported", "", "note"):
         table.add_column(column)
@@ -198,19 +199,22 @@ def _print(found: Sequence[Package], server: ServerReport | None) -> None:
         mark = (
             "[green]ok[/green]" if package.ok else ("[red]no[/red]" if package.installed else "-")
         )
-        table.add_row(package.name, package.installed or "-", package.supported, mark, package.note)
+        words = (package.name, package.installed or "-", package.supported)
+        table.add_row(*map(escape, words), mark, escape(package.note))
     console.print(table)
     if server is None:
         return
     if not server.reachable:
-        console.print(f"[red]{server.url}: {server.problem}[/red]")
+        console.print(f"{server.url}: {server.problem}", style="red", markup=False)
         return
     aware = "[green]hint-aware[/green]" if server.hint_aware else "[yellow]not hint-aware[/yellow]"
-    console.print(f"{server.url}: {aware}; models: {', '.join(server.models) or 'none listed'}")
+    models = ", ".join(server.models) or "none listed"
+    console.print(f"{escape(server.url)}: {aware}; models: {escape(models)}")
     if server.problem:
-        console.print(server.problem)
+        console.print(server.problem, markup=False)
     if server.capabilities:
         features = Table(title="what it can do", title_justify="left", show_header=False)
         for name, value in server.capabilities.items():
-            features.add_row(name, value if isinstance(value, str) else json.dumps(value))
+            text = value if isinstance(value, str) else json.dumps(value)
+            features.add_row(escape(name), escape(text))
         console.print(features)

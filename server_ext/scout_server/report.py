@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from importlib import metadata
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -107,7 +108,7 @@ def emit(
         console.file.write(text + "\n")
         console.file.flush()
         return
-    console.print(f"[dim]$ {_escape(command)}   seed {seed}[/dim]", highlight=False)
+    console.print(f"[dim]$ {escape(command)}   seed {seed}[/dim]", highlight=False)
     console.print(
         "[dim]" + "  ".join(f"{name} {value}" for name, value in versions().items()) + "[/dim]",
         highlight=False,
@@ -122,7 +123,7 @@ def emit(
     if lines:
         listing = Table(show_header=False, box=None)
         for name, value in lines.items():
-            listing.add_row(name, _cell(value))
+            listing.add_row(escape(name), _cell(value))
         console.print(listing)
     if targets:
         console.print(_targets(targets))
@@ -139,10 +140,6 @@ def progress(console: Console | None = None) -> Progress:
         console=console or Console(stderr=True),
         transient=True,
     )
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _plain(value: object) -> object:
@@ -170,10 +167,10 @@ def _rows(value: object) -> list[dict[str, object]] | None:
 
 def _table(title: str, rows: list[dict[str, object]]) -> Table:
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = Table(title=_escape(title), title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float) for row in rows)
-        table.add_column(_escape(column), justify="right" if numeric else "left")
+        table.add_column(escape(column), justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     return table
@@ -185,7 +182,7 @@ def _targets(targets: Sequence[Target]) -> Table:
         table.add_column(column)
     for target in targets:
         met = "[green]met[/green]" if target.met else "[red]missed[/red]"
-        table.add_row(_escape(target.name), _cell(target.value), _cell(target.bound), met)
+        table.add_row(escape(target.name), _cell(target.value), _cell(target.bound), met)
     return table
 
 
@@ -199,5 +196,5 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, str):
-        return _escape(value)
-    return _escape(json.dumps(_plain(value)))
+        return escape(value)
+    return escape(json.dumps(_plain(value)))

@@ -93,3 +93,34 @@ def test_every_wired_command_loads(name):
 
     assert 0 == result.exit_code, result.output
     assert "Usage" in result.output
+
+
+WITHOUT = """
+import sys
+for name in ("scipy", "matplotlib", "langgraph", "ray", "zmq"):
+    sys.modules[name] = None
+from scout_server.cli import main
+main()
+"""
+
+
+def _without_extras(*words):
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("command", ["bench", "demo", "doctor", "gateway", "serve"])
+def test_commands_need_only_what_they_use(command):
+    """With the extra `server` alone, its commands and their help are there."""
+    done = _without_extras(command, "--help")
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_an_option_lacks_is_named():
+    """A module that only one bench needs is named with its extra, in one line."""
+    done = _without_extras("bench", "planner", "--instances", "1")
+
+    assert done.returncode == 1
+    assert done.stderr.strip() == "scout: this needs scipy: pip install 'scout-sdk[sim]'"

@@ -1,12 +1,14 @@
 import http.server
+import io
 import json
 import threading
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from scout_server.cli import app
-from scout_server.doctor import examine, packages, server_root
+from scout_server.doctor import Package, examine, packages, server_root, show
 
 
 @pytest.fixture
@@ -120,3 +122,32 @@ def test_server_root(url, root):
     A server's root has a scheme and neither a trailing slash nor /v1.
     """
     assert root == server_root(url)
+
+
+def test_names_with_brackets_are_shown_as_they_are(serve):
+    """Square brackets in a model's or feature's name are text, not the terminal's markup."""
+    url = serve(
+        {
+            "/v1/models": (200, b'{"data": [{"id": "[/red]m[bold]"}]}'),
+            "/v1/scout/capabilities": (200, b'{"[x]": "[/y]"}'),
+        }
+    )
+
+    found = CliRunner().invoke(app, ["doctor", url])
+
+    assert found.exit_code == 0, found.output
+    assert "[/red]m[bold]" in found.output
+    assert "[x]" in found.output
+    assert "[/y]" in found.output
+
+
+def test_missing_package_names_the_whole_extra():
+    """What to install is named with its extra in brackets."""
+    console = Console(file=io.StringIO(), width=200)
+    absent = Package(
+        name="ray", installed=None, supported="", ok=False, note="pip install 'scout-sdk[ray]'"
+    )
+
+    show([absent], None, console)
+
+    assert "scout-sdk[ray]" in console.file.getvalue()

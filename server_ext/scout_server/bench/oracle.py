@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from scout_server.policy.placement import Problem
 
@@ -28,7 +26,12 @@ def lexicographic_optimum(
     Return the optimum of *problem* for `parts[session, node, component]`, by HiGHS in stages.
 
     Stage c maximises component c with the sums of all earlier components fixed at their optima.
+
+    Raises ModuleNotFoundError without scipy (extra `sim`), which brings HiGHS.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
     count, width = problem.need.shape
     groups = sorted({int(g) for g in problem.group if g >= 0})
     column = {g: i for i, g in enumerate(groups)}

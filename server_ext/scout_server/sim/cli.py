@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from scout_sdk._errors import ConfigError, ScoutError
@@ -80,7 +81,7 @@ def _table(records: Sequence[CellRecord]) -> Table:
     for name, _ in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
-        table.add_row(record.label, *(value(record) for _, value in columns))
+        table.add_row(escape(record.label), *(value(record) for _, value in columns))
     return table
 
 
@@ -112,7 +113,8 @@ def _report(
         if record.rejected:
             console.print(
                 f"{record.label}: {record.rejected} programs were given up: a turn is larger than"
-                f" the pool of {record.kv_blocks} blocks"
+                f" the pool of {record.kv_blocks} blocks",
+                markup=False,
             )
     if html is not None:
         console.print(f"report: {html}", markup=False)
