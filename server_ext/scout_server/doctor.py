@@ -32,6 +32,8 @@ _SHOWN = (
     "openai-agents",
     "ray",
 )
+_COLLECTIONS = ("all", "demo")
+"""Extras made of other extras: not what to install for one package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,9 @@ def _frameworks() -> list[Package]:
     for line in metadata.requires("scout-sdk") or []:
         requirement = Requirement(line)
         extra = re.search(r'extra == "([^"]+)"', str(requirement.marker or ""))
-        if extra is None or requirement.name not in _SHOWN or requirement.name in found:
+        if extra is None or extra.group(1) in _COLLECTIONS:
+            continue
+        if requirement.name not in _SHOWN or requirement.name in found:
             continue
         found[requirement.name] = _package(requirement, extra.group(1))
     return sorted(found.values(), key=lambda package: _SHOWN.index(package.name))

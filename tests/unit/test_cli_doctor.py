@@ -2,6 +2,7 @@ import http.server
 import io
 import json
 import threading
+from importlib import metadata
 
 import pytest
 from rich.console import Console
@@ -151,3 +152,18 @@ def test_missing_package_names_the_whole_extra():
     show([absent], None, console)
 
     assert "scout-sdk[ray]" in console.file.getvalue()
+
+
+def test_absent_package_is_brought_by_its_own_extra(monkeypatch):
+    """For a framework that is not there the smallest extra is named, not one with everything."""
+
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    notes = {package.name: package.note for package in packages()}
+
+    assert notes["langgraph"] == "pip install 'scout-sdk[langgraph]'"
+    assert notes["autogen-ext"] == "pip install 'scout-sdk[autogen]'"
+    assert notes["openai-agents"] == "pip install 'scout-sdk[openai-agents]'"
+    assert notes["ray"] == "pip install 'scout-sdk[ray]'"
