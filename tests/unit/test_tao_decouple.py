@@ -109,8 +109,8 @@ def test_it_agrees_with_the_whole_programme_on_larger_pools() -> None:
         parts = decouple(problem)
         if parts is None:
             continue
-        settled += len(parts.settled)
-        solution = dp._joined(problem, parts)
+        settled += len(parts.remainders[0].settled)
+        solution = dp._joined(problem, parts.remainders[0])
         assert problem.feasible(solution.nodes), seed
         assert problem.worth(solution.nodes) == problem.worth(dp._whole(problem).nodes), seed
     assert settled > 100

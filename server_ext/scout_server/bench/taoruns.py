@@ -22,6 +22,8 @@ _POLICY = (
     "policy/beam.py",
     "policy/blocks.py",
     "policy/capacity_dp.py",
+    "policy/claims.py",
+    "policy/contested.py",
     "policy/credit.py",
     "policy/decouple.py",
     "policy/discretise.py",

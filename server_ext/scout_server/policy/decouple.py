@@ -2,22 +2,25 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
+from scout_server.policy.claims import best_set, node_claims
+from scout_server.policy.contested import grant
 from scout_server.policy.placement import Ints, Problem
 
 Bools = npt.NDArray[np.bool_]
 
-__all__ = ["Remainder", "decouple"]
+__all__ = ["Decoupled", "Remainder", "decouple"]
 
-_ENUMERATED = 12
-"""Rows of one node up to which all sets are looked at."""
 _BRANCHED = 3
 """Sessions with a claim on several nodes up to which all their choices are looked at."""
+_GUESTS = 15
+"""Such sessions of one node up to which all sets of them are looked at."""
+_SETS = 4096
+"""Sets of them, over all nodes, up to which the best choice is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Remainder:
     """What is left to plan when the most important component is settled."""
 
     settled: list[tuple[int, int]]
-    """(session, node) of every optimal plan."""
+    """(session, node): who has it where."""
     problem: Problem | None
     """Sessions that still fit, in the room that is left; None: nobody does."""
     rows: Ints
@@ -34,14 +37,26 @@ class Remainder:
     """Which nodes its columns are."""
 
 
-def decouple(problem: Problem) -> Remainder | None:
+@dataclass(frozen=True, slots=True)
+class Decoupled:
+    """The ways to settle the most important component best."""
+
+    remainders: list[Remainder]
+    """One at least."""
+    proved: bool
+    """Every optimal plan is one of these with an optimal plan of its remainder."""
+
+
+def decouple(problem: Problem) -> Decoupled | None:
     """
-    Return the remainder that has the same optimal plans, or None where that cannot be shown.
+    Return what is left when the most important component is settled; None: there is no telling.
 
     Values are packed, so that one unit of the most important component outweighs all else. A
     session that has any of it on one node only competes for it there only, so that every optimal
     plan reaches, node by node, the most of it that the node can hold. Where one set of sessions
     alone reaches that, it is in every optimal plan; and nobody else who has any of it there is.
+    Whoever has it on several nodes is tried on each; of many such sessions `grant` finds who gets
+    what, all ways if they are few.
     """
     unit = problem.unit
     if unit <= 1 or int(problem.value.min(initial=0)) < 0:
@@ -49,9 +64,15 @@ def decouple(problem: Problem) -> Remainder | None:
     allowed = problem.need >= 0
     claims = np.where(allowed, problem.value // unit, 0)
     hot = claims > 0
-    settled = _settle(problem, claims, hot)
-    if settled is None:
+    found = _settle(problem, claims, hot)
+    if found is None:
         return None
+    plans, proved = found
+    return Decoupled([_rest(problem, hot, settled) for settled in plans], proved)
+
+
+def _rest(problem: Problem, hot: Bools, settled: list[tuple[int, int]]) -> Remainder:
+    """Return who still fits where nobody has a claim, and the room there."""
     room, slots, extra = problem.room.copy(), problem.slots.copy(), problem.extra
     if extra.any():
         extra = extra.copy()
@@ -63,7 +84,7 @@ def decouple(problem: Problem) -> Remainder | None:
         if extra[s, i]:
             extra[problem.group == problem.group[s], i] = 0
     fits = (
-        allowed
+        (problem.need >= 0)
         & ~hot
         & (problem.need + extra <= room)
         & ((problem.takes_slot[:, None] == 0) | (slots > 0))
@@ -86,27 +107,73 @@ def decouple(problem: Problem) -> Remainder | None:
     return Remainder(settled, rest, rows, columns)
 
 
-def _settle(problem: Problem, claims: Ints, hot: Bools) -> list[tuple[int, int]] | None:
-    """Return who has a claim that every optimal plan grants, and where; None: not one set only."""
+def _settle(
+    problem: Problem, claims: Ints, hot: Bools
+) -> tuple[list[list[tuple[int, int]]], bool] | None:
+    """Return who may get which claim, and whether every optimal plan grants one of these."""
     sessions, nodes = np.nonzero(hot)
     if not len(sessions):
-        return []
+        return [[]], True
     on: dict[int, list[int]] = {}
     choices: dict[int, list[int]] = {}
     for s, i in zip(sessions.tolist(), nodes.tolist(), strict=True):
         choices.setdefault(s, []).append(i)
     several = {s: where for s, where in choices.items() if len(where) > 1}
-    if len(several) > _BRANCHED:
-        return None
     for s, where in choices.items():
         if s not in several:
             on.setdefault(where[0], []).append(s)
+    if len(several) > _BRANCHED:
+        return _granted(problem, claims, on, several)
+    chosen = _tried(problem, claims, on, several)
+    return None if chosen is None else ([chosen], True)
+
+
+def _granted(
+    problem: Problem,
+    claims: Ints,
+    on: Mapping[int, Sequence[int]],
+    several: Mapping[int, Sequence[int]],
+) -> tuple[list[list[tuple[int, int]]], bool] | None:
+    guests: dict[int, list[int]] = {}
+    for s, where in several.items():
+        for i in where:
+            guests.setdefault(i, []).append(s)
+    at = sorted({*on, *guests})
+    nodes = []
+    left = _SETS
+    for i in at:
+        of_node = node_claims(
+            problem, claims, i, list(on.get(i, ())), guests.get(i, []), most=_GUESTS
+        )
+        if of_node is None or len(of_node.worth) > left:
+            return None
+        left -= len(of_node.worth)
+        nodes.append(of_node)
+    best = grant(nodes)
+    plans = [
+        [
+            (s, i)
+            for i, of_node, row in zip(at, nodes, rows, strict=True)
+            for s in of_node.sessions(row)
+        ]
+        for rows in best.choices
+    ]
+    return plans, best.proved
+
+
+def _tried(
+    problem: Problem,
+    claims: Ints,
+    on: Mapping[int, Sequence[int]],
+    several: Mapping[int, Sequence[int]],
+) -> list[tuple[int, int]] | None:
+    """Return the one best choice out of all; None: there is not one only."""
     known: dict[tuple[int, tuple[int, ...]], tuple[int, list[int]] | None] = {}
 
     def of_node(i: int, guests: tuple[int, ...]) -> tuple[int, list[int]] | None:
         key = (i, guests)
         if key not in known:
-            known[key] = _best_set(problem, claims, i, [*on.get(i, ()), *guests])
+            known[key] = best_set(problem, claims, i, [*on.get(i, ()), *guests])
         return known[key]
 
     found: list[tuple[int, int]] = []
@@ -143,76 +210,3 @@ def _choices(several: Mapping[int, Sequence[int]]) -> Iterator[dict[int, tuple[i
         for s, i in zip(several, picked, strict=True):
             guests[i] = (*guests.get(i, ()), s)
         yield guests
-
-
-def _best_set(
-    problem: Problem, claims: Ints, i: int, rows: list[int]
-) -> tuple[int, list[int]] | None:
-    """Return (most claims that fit node *i*, who has them); None: several sets reach that."""
-    room, slots = int(problem.room[i]), int(problem.slots[i])
-    need, claim = problem.need[rows, i], claims[rows, i]
-    takes, extra = problem.takes_slot[rows], problem.extra[rows, i]
-    shared = bool(extra.any())
-    if int(need.sum() + extra.sum()) <= room and int(takes.sum()) <= slots:
-        return int(claim.sum()), rows
-    fit = (need + extra <= room) & (takes <= slots)
-    if not fit.all():
-        rows = [s for s, ok in zip(rows, fit.tolist(), strict=True) if ok]
-        if not rows:
-            return 0, []
-        need, claim, takes, extra = need[fit], claim[fit], takes[fit], extra[fit]
-    if len(rows) <= _ENUMERATED:
-        sets = _sets(len(rows))
-        size = sets @ need
-        if shared:
-            group = problem.group[rows]
-            for name in set(group[extra > 0].tolist()):
-                members = group == name
-                if int(extra[members].min()) < int(extra[members].max()):
-                    return None
-                size = size + sets[:, members].any(axis=1) * int(extra[members][0])
-        possible = size <= room
-        if int(takes.sum()) > slots:
-            possible &= sets @ takes <= slots
-        worth = np.where(possible, sets @ claim, -1)
-        at = int(worth.argmax())
-        most = int(worth[at])
-        if int((worth == most).sum()) > 1:
-            return None
-        return most, [s for s, inside in zip(rows, sets[at].tolist(), strict=True) if inside]
-    if shared or int(takes.sum()) > slots:
-        return None
-    return _knapsack(need.tolist(), claim.tolist(), room, rows)
-
-
-@cache
-def _sets(count: int) -> Ints:
-    """Return all subsets of *count* things, one a row."""
-    numbers = np.arange(1 << count, dtype=np.int64)
-    return (numbers[:, None] >> np.arange(count)) & 1
-
-
-def _knapsack(
-    need: Sequence[int], claim: Sequence[int], room: int, rows: Sequence[int]
-) -> tuple[int, list[int]] | None:
-    best = np.zeros(room + 1, dtype=np.int64)
-    ways = np.ones(room + 1, dtype=np.int64)
-    taken: list[Bools] = []
-    for quanta, worth in zip(need, claim, strict=True):
-        with_it = np.full(room + 1, -1, dtype=np.int64)
-        with_it[quanta:] = best[: room + 1 - quanta] + worth
-        more = with_it > best
-        same = with_it == best
-        count = np.zeros_like(ways)
-        count[quanta:] = ways[: room + 1 - quanta]
-        ways = np.minimum(np.where(more, count, np.where(same, ways + count, ways)), 2)
-        best = np.maximum(best, with_it)
-        taken.append(more)
-    if int(ways[room]) > 1:
-        return None
-    left, chosen = room, []
-    for s, quanta, took in zip(reversed(rows), reversed(need), reversed(taken), strict=True):
-        if took[left]:
-            chosen.append(s)
-            left -= quanta
-    return int(best[room]), chosen

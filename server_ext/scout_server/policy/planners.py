@@ -1,7 +1,7 @@
 """Planners: who gets room where. All interchangeable; the dynamic programme is the default."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -159,11 +159,11 @@ class DynamicProgramme:
     """
     Capacity-state dynamic programme: which sessions, on which nodes, are together worth most?
 
-    What the most important component settles node by node is settled first (`decouple`). Up to
-    `state_budget` states of the remainder the plan is optimal. Beyond, a beam of `beam_width`
-    partial plans (and a greedy one) is the start, and blocks of one and two nodes are then planned
-    again exactly with the rest fixed, until nothing improves or the work is spent; the method says
-    "beam".
+    What the most important component settles is settled first (`decouple`). Up to `state_budget`
+    states of the remainder the plan is optimal. Beyond, a beam of `beam_width` partial plans (and a
+    greedy one) is the start, and blocks of one and two nodes are then planned again exactly with
+    the rest fixed, until nothing improves or the work is spent; the method says "beam". So it does
+    where what was settled is not proved to be best: then that plan is the start.
     """
 
     name = "dp"
@@ -178,9 +178,14 @@ class DynamicProgramme:
                 nodes=(-1,) * len(problem.group), exact=True, method=self.name, states=0
             )
         parts = decouple(problem)
-        if parts is not None:
-            return self._joined(problem, parts)
-        return self._whole(problem)
+        if parts is None:
+            return self._whole(problem)
+        joined = [self._joined(problem, rest) for rest in parts.remainders]
+        best = max(joined, key=lambda plan: problem.worth(plan.nodes))
+        if not parts.proved:
+            return self._whole(problem, best.nodes)
+        exact = all(plan.exact for plan in joined)
+        return replace(best, exact=exact, method=self.name if exact else "beam")
 
     def _joined(self, problem: Problem, parts: Remainder) -> Solution:
         """Return the plan of what is settled and of the remainder together."""
@@ -200,7 +205,8 @@ class DynamicProgramme:
             nodes=tuple(nodes), exact=rest.exact, method=rest.method, states=rest.states
         )
 
-    def _whole(self, problem: Problem) -> Solution:
+    def _whole(self, problem: Problem, known: Sequence[int] | None = None) -> Solution:
+        """Return the plan of *problem*, at least as good as one that is *known*."""
         size = cells(problem)
         if size <= self.settings.state_budget:
             nodes = solve_exactly(problem)
@@ -210,11 +216,14 @@ class DynamicProgramme:
                 method=self.name,
                 states=size * len(problem.group),
             )
-        starts = [
-            _Fill(problem).by_value(_density_order(problem)),
-            beam_search(problem, _density_order(problem), width=self.settings.beam_width),
-        ]
-        start = max(starts, key=problem.worth)
+        if known is not None:
+            start = list(known)
+        else:
+            starts = [
+                _Fill(problem).by_value(_density_order(problem)),
+                beam_search(problem, _density_order(problem), width=self.settings.beam_width),
+            ]
+            start = max(starts, key=problem.worth)
         work = self.settings.work * len(problem.group) * len(problem.room)
         nodes, spent = improve(problem, start, block_states=self.settings.block_states, work=work)
         return Solution(nodes=tuple(nodes), exact=False, method="beam", states=max(1, spent))
