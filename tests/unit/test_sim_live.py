@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,11 +20,19 @@ from typer.testing import CliRunner
 
 from scout_sdk import ConfigError
 from scout_server.replica import block_hashes
+from scout_server.sim import naps
 from scout_server.sim.calibrate import calibrate, fit_front, fit_steps
 from scout_server.sim.cli import sim_app
-from scout_server.sim.hardware.fitted import FittedLatency, FrontLatency, Profile, plain
+from scout_server.sim.hardware.fitted import (
+    FittedLatency,
+    FrontLatency,
+    Profile,
+    load_profile,
+    plain,
+)
 from scout_server.sim.live import run_programs, trace_of
-from scout_server.sim.livecells import CELLS, LiveCell, ServerKind, programs_of_cell
+from scout_server.sim.livecells import CELLS, LiveCell, ServerKind, programs_of_cell, reference_on
+from scout_server.sim.livekind import server_at
 from scout_server.sim.livereplay import (
     LiveLoad,
     gaps_made,
@@ -29,7 +40,6 @@ from scout_server.sim.livereplay import (
     simulate_measured,
     simulate_runs,
 )
-from scout_server.sim.liverun import server_at
 from scout_server.sim.livevalidate import (
     CellFigures,
     Measured,
@@ -38,13 +48,21 @@ from scout_server.sim.livevalidate import (
     measured_line,
     measured_of,
 )
-from scout_server.sim.probes import Calibration, FrontProbe, Probe, probe_server
+from scout_server.sim.loops import Loop, fit_loops, loop_cells
+from scout_server.sim.probes import (
+    Calibration,
+    FrontProbe,
+    Probe,
+    Probes,
+    load_probes,
+    probe_server,
+    probes_text,
+)
 from scout_server.sim.prompts import PromptHasher, next_of_session
 
 TRUE = FittedLatency(
     weights_s=0.02, dense_s_fixed=0.0, dense_s_per_token=9e-4, knee=3.0, pair_s=1e-8,
     sequence_s=1e-3, kv_token_s=1e-6, step_s_fixed=2e-3, prefill_s_per_request=3e-3,
-    prefill_s_beside=2e-3,
 )  # fmt: skip
 FRONT = FrontLatency(request_s_fixed=0.004, request_s_per_token=1e-6, reply_s=0.002)
 FIGURES = CellFigures(
@@ -280,6 +298,31 @@ def test_medians_are_of_the_repetitions_on_their_servers(profile):
     assert {} == simulate_measured([], [line(1, 7.0, 0.0)], lambda _: profile)
 
 
+def test_references_beside_a_run_say_how_fast_the_machine_was(profile, tmp_path):
+    """Runs on a machine half as fast are met with the profile of the whole; hits do not move."""
+    cell = replace(CELL, server=replace(CELL.server, blocks=120))
+    reference = reference_on(cell.server)
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(plain(load_profile(profile).paced(2.0))), "utf-8")
+
+    def line(which, repetition, begun_s):
+        figures = simulate_cell(which, slow)
+        return Measured(
+            cell=which.name, repetition=repetition, server_at=7.0, begun_s=begun_s, wall_s=1.0,
+            figures=figures, requests=[],
+        )  # fmt: skip
+
+    lines = [line(reference, 1, 0.0), line(cell, 1, 2.0), line(reference, 2, 4.0)]
+    found = simulate_measured([cell], lines, lambda _: profile)[cell.name]
+    truth = lines[1].figures
+    assert found.turn_s == pytest.approx(truth.turn_s, rel=0.01)
+    assert found.hit_rate == truth.hit_rate
+    alone = simulate_measured([cell], lines[1:2], lambda _: profile)[cell.name]
+    assert alone.turn_s < 0.7 * truth.turn_s
+    tokens = {a for p in programs_of_cell(reference, 1) for a in p.anchors}
+    assert not tokens & {a for p in programs_of_cell(reference, 2) for a in p.anchors}
+
+
 def test_errors_are_against_the_median_and_the_spread_is_shown(profile):
     """Three repetitions: the middle one counts; the others say how far apart repeats are."""
     figures = simulate_cell(CELL, profile)
@@ -381,7 +424,6 @@ def probes_of(latency):
     kinds = [(((n, 0),), 0, 0) for n in (16, 48, 96, 192, 384, 768, 1280, 1900)]
     kinds += [(((n, h),), 0, 0) for h in (512, 1280) for n in (32, 128, 512)]
     kinds += [((), c, c * (n + 16)) for c in (1, 2, 3, 4, 6, 8) for n in (96, 512, 1280)]
-    kinds += [(((n, 0),), c, c * 544) for c in (1, 7) for n in (64, 256)]
     return [
         Probe(
             prefill=p, sequences=c, context_tokens=n, spread=0.0, seconds=latency.mixed_s(p, c, n)
@@ -407,9 +449,7 @@ def test_the_front_is_a_line_through_medians():
         for n in (100, 500, 1500)
         for extra in (0.0, 0.0, 0.1)
     ]
-    probes.append(FrontProbe(prompt_tokens=500, seconds=0.009, busy=True))
     front = fit_front(probes)
-    assert front.request_s(500, busy=True) + front.reply_s == pytest.approx(0.009)
     assert front.request_s(800) + front.reply_s == pytest.approx(0.003 + 0.0016)
     assert FrontLatency() == fit_front([])
 
@@ -418,14 +458,12 @@ def test_probing_asks_for_every_kind_of_step_and_trusts_the_servers_clock():
     """Prompts alone are timed by the server's counter; what is left of the wall time is front."""
     settings = Calibration(
         prompt_tokens=(16, 48, 96), history_tokens=(64,), new_tokens=(32,), concurrency=(1, 2),
-        context_tokens=(32, 64), mixed_tokens=(16,), mixed_prompts=1,
-        output_tokens=(4, 4), repeats=1,
+        context_tokens=(32, 64), output_tokens=(4, 4), repeats=1,
     )  # fmt: skip
     engine = Engine()
     probes = asyncio.run(
         probe_server("http://engine", settings, hints=True, transport=engine.transport)
     )
-    assert engine.events > 0
     assert any(session and session.startswith("calibrate") for session in engine.sessions)
     assert probes.inside
     alone = {p.prefill: p.seconds for p in probes.steps if p.prefill}
@@ -435,12 +473,70 @@ def test_probing_asks_for_every_kind_of_step_and_trusts_the_servers_clock():
     assert 4 == len(decodes)
     assert [pytest.approx(0.01)] * 4 == [p.seconds for p in decodes]
     assert 4 == len(probes.front)
-    # this engine answers at once: nothing was decoding when the others came, so it does not count
-    assert not [p for p in probes.steps if p.prefill and p.sequences]
     shorter = settings.up_to(60)
     assert ((16, 48), (), (32,)) == (
         shorter.prompt_tokens, shorter.history_tokens, shorter.context_tokens,
     )  # fmt: skip
+
+
+def test_loops_tell_what_single_steps_do_not(profile):
+    """Loops made with known costs give these costs back; the file of probes keeps them."""
+    known = replace(
+        load_profile(profile),
+        latency=replace(TRUE.paced(1.1), prefill_s_beside=6e-3),
+        front=replace(FRONT, busy_s=2e-3),
+    )
+    hidden = profile.with_name("hidden.json")
+    hidden.write_text(json.dumps(plain(known)), "utf-8")
+    loops = []
+    for cell in loop_cells(CELL.server, (1, 4)):
+        figures = simulate_cell(cell, hidden)
+        measured = Measured(
+            cell=cell.name, repetition=1, server_at=0.0, begun_s=0.0, wall_s=1.0, figures=figures,
+            requests=[],
+        )  # fmt: skip
+        loops.append(Loop(cell=cell, measured=measured))
+    probes = Probes(model="tiny", steps=[], front=[], inside=True, loops=loops)
+    path = profile.with_name("probes.json")
+    path.write_text(probes_text(probes), "utf-8")
+    assert load_probes(path) == probes
+    found = fit_loops(load_profile(profile), load_probes(path).loops)
+    assert found.error["loops"] < 0.01
+    other = replace(CELL, series="other", concurrency=3, programs=6)
+    fitted = profile.with_name("fitted.json")
+    fitted.write_text(json.dumps(plain(found)), "utf-8")
+    truth, guess = simulate_cell(other, hidden), simulate_cell(other, fitted)
+    assert guess.jct_s == pytest.approx(truth.jct_s, rel=0.02)
+    assert simulate_cell(other, profile).jct_s < 0.95 * truth.jct_s
+    assert fit_loops(load_profile(profile), []) == load_profile(profile)
+    path.write_text("{}", "utf-8")
+    with pytest.raises(ConfigError, match=r"probes\.json"):
+        load_probes(path)
+
+
+def test_a_measured_engine_naps_where_it_would_spin(tmp_path, monkeypatch):
+    """The waiting loop of the module that the engine loads is replaced, in processes told so."""
+    package = tmp_path / "vllm" / "distributed" / "device_communicators"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "shm_broadcast.py").write_text("def sched_yield(): return 'spins'\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import sys; sys.argv.append('theirs')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(other)]))
+    code = "import sys; from vllm.distributed.device_communicators.shm_broadcast import *; "
+    code += "print(sched_yield(), sys.argv)"
+
+    def said(environ):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **environ}, check=True,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    assert "None ['-c', 'theirs']" == said(naps.environ(1e-5))
+    assert "spins ['-c', 'theirs']" == said({})
 
 
 def test_no_server_is_a_clear_error():

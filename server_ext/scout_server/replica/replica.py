@@ -79,6 +79,15 @@ class Replica:
         self._wake = math.inf
         """When an idle replica that has work should try again."""
 
+    def retime(self, latency: LatencyModel) -> None:
+        """Compute later steps with *latency*; ValueError while one is being computed."""
+        if self._end is not None:
+            msg = "a step is being computed"
+            raise ValueError(msg)
+        self.latency = latency
+        self._spans = latency if isinstance(latency, SpanLatency) else None
+        self._runs = self._runs and self._spans is not None
+
     # -- asking ---------------------------------------------------------------------------------
 
     @property

@@ -21,8 +21,9 @@ from scout_server.sim.calibrate import calibrate
 from scout_server.sim.consoles import wide_console
 from scout_server.sim.hardware.fitted import load_profile, plain
 from scout_server.sim.livecells import CELLS, LOADS, SHAPES, LiveCell, ServerKind, cells_on
+from scout_server.sim.livekind import server_at
 from scout_server.sim.livereplay import simulate_measured
-from scout_server.sim.liverun import Campaign, measure, measure_at, server_at
+from scout_server.sim.liverun import Campaign, measure, measure_at
 from scout_server.sim.livevalidate import CellError, compare, load_measured
 from scout_server.sim.probes import Calibration
 from scout_server.sim.silicon import load_points, simulate_point, summarise
@@ -126,9 +127,13 @@ def _validate(
     emit(wide_console(), command_line(), None, results, targets, json_output)
 
 
-async def _server(url: str, shape: str, batched_tokens: int) -> ServerKind:
+def _known_shape(shape: str) -> None:
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape!r} is unknown; known: {', '.join(SHAPES)}")
+
+
+async def _server(url: str, shape: str, batched_tokens: int) -> ServerKind:
+    _known_shape(shape)
     async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
         return await server_at(client, shape=shape, batched_tokens=batched_tokens)
 
@@ -141,6 +146,7 @@ def _vllm(campaign: Campaign, url: str, *, whole: bool) -> tuple[dict[str, objec
 
     if not campaign.over:
         asyncio.run(measure_at(campaign, url, say) if url else measure(campaign, say))
+    campaign.fit()
     measured = load_measured(campaign.lines)
     simulated = simulate_measured(campaign.cells, measured, campaign.profile)
     errors = compare(campaign.cells, measured, simulated)
@@ -264,13 +270,17 @@ def _calibrate(
     longest: Annotated[
         int, typer.Option(min=256, help="Leave out probes with more tokens than this.")
     ] = 4096,
+    shape: Annotated[
+        str, typer.Option(help="Sizes of the programs of its closed loops: smollm2 or tiny.")
+    ] = "smollm2",
     seed: int = 1,
     json_output: Json = False,
 ) -> None:
     """Measure a running server and write a profile (hardware.latency=calibrated)."""
     settings = Calibration(repeats=repeats, seed=seed).up_to(longest)
     try:
-        profile, probes = calibrate(url, settings, gpu=gpu, hints=hints)
+        _known_shape(shape)
+        profile, probes = calibrate(url, settings, gpu=gpu, hints=hints, shape=shape)
     except ScoutError as error:
         raise _fail(error) from error
     out.write_text(json.dumps(plain(profile), indent=1) + "\n", "utf-8")
@@ -279,6 +289,7 @@ def _calibrate(
         "outside the engine, s": dataclasses.asdict(profile.front),
         "mean |error|": profile.error,
         "steps measured": len(probes.steps),
+        "closed loops measured": len(probes.loops),
         "model": profile.model,
         "profile": str(out),
     }

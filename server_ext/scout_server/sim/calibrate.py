@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from scout_sdk._errors import ConfigError
 from scout_server.sim.hardware.fitted import FittedLatency, FrontLatency, Profile
+from scout_server.sim.livekind import server_at
+from scout_server.sim.loops import fit_loops, measure_loops
 from scout_server.sim.probes import Calibration, FrontProbe, Probe, Probes, probe_server
 
 __all__ = ["calibrate", "fit_front", "fit_probes", "fit_steps"]
@@ -21,7 +23,6 @@ _SCALE = {
     "dense_s_per_token": 1e-4,
     "step_s_fixed": 1e-3,
     "prefill_s_per_request": 1e-3,
-    "prefill_s_beside": 1e-3,
     "large_s_per_token": 1e-5,
     "pair_s": 1e-8,
     "sequence_s": 1e-4,
@@ -37,6 +38,7 @@ def calibrate(
     *,
     gpu: str = "this machine",
     hints: bool = False,
+    shape: str = "smollm2",
     transport: httpx.AsyncBaseTransport | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Profile, Probes]:
@@ -44,11 +46,22 @@ def calibrate(
     Measure the server at *url*; return its profile and what was measured.
 
     The server should serve nobody else meanwhile. With *hints*, requests say who they are, as those
-    of agents do. ConfigError when it cannot be asked.
+    of agents do. *shape* names the sizes of the programs of its closed loops. ConfigError when it
+    cannot be asked.
     """
-    probes = asyncio.run(
-        probe_server(url, settings, hints=hints, transport=transport, progress=progress)
-    )
+    asked = settings or Calibration()
+
+    async def measure() -> Probes:
+        probes = await probe_server(url, asked, hints=hints, transport=transport, progress=progress)
+        if probes.inside and asked.loops:
+            async with httpx.AsyncClient(base_url=url, transport=transport) as client:
+                kind = await server_at(client, shape=shape, batched_tokens=2048)
+            probes.loops = await measure_loops(
+                url, kind, asked.loops, asked.loops_s, progress, transport=transport
+            )
+        return probes
+
+    probes = asyncio.run(measure())
     return fit_probes(probes, gpu=gpu, source=f"measured at {url}"), probes
 
 
@@ -58,7 +71,7 @@ def fit_probes(probes: Probes, *, gpu: str, source: str) -> Profile:
     note = "step times as the server counts them"
     if not probes.inside:
         note = "times include the server's HTTP front end, since it does not count its own"
-    return Profile(
+    profile = Profile(
         gpu=gpu,
         model=probes.model,
         latency=latency,
@@ -67,6 +80,7 @@ def fit_probes(probes: Probes, *, gpu: str, source: str) -> Profile:
         note=note,
         front=fit_front(probes.front) if probes.inside else FrontLatency(),
     )
+    return fit_loops(profile, probes.loops)
 
 
 def fit_front(probes: Sequence[FrontProbe]) -> FrontLatency:
@@ -75,8 +89,6 @@ def fit_front(probes: Sequence[FrontProbe]) -> FrontLatency:
 
     Only the sum of both ways is measured; the reply is given a third of the fixed part.
     """
-    beside = [p for p in probes if p.busy]
-    probes = [p for p in probes if not p.busy]
     lengths = sorted({p.prompt_tokens for p in probes})
     if not lengths:
         return FrontLatency()
@@ -89,9 +101,7 @@ def fit_front(probes: Sequence[FrontProbe]) -> FrontLatency:
         else (float(v) for v in np.polyfit(lengths, medians, 1))
     )
     fixed, slope = max(fixed, 0.0), max(slope, 0.0)
-    more = [p.seconds - fixed - slope * p.prompt_tokens for p in beside]
     return FrontLatency(
-        busy_s=max(statistics.median(more), 0.0) if more else 0.0,
         request_s_fixed=fixed * 2 / 3,
         request_s_per_token=slope,
         reply_s=fixed / 3,
@@ -102,8 +112,8 @@ def fit_steps(probes: Sequence[Probe]) -> tuple[FittedLatency, dict[str, float]]
     """
     Fit the coefficients of `FittedLatency`, none negative, to relative errors of step times.
 
-    Returns also the mean absolute relative error of prompts alone, of decoding, and of both in one
-    step, and how far repeats of one probe were apart. ConfigError when there is too little to fit.
+    Returns also the mean absolute relative error of prompts alone and of decoding, and how far
+    repeats of one probe were apart. ConfigError when there is too little to fit.
     """
     from scipy.optimize import least_squares
 
@@ -118,12 +128,8 @@ def fit_steps(probes: Sequence[Probe]) -> tuple[FittedLatency, dict[str, float]]
     lengths = sorted({_tokens(p) for p in prompts})
     borders = [(a + b) / 2 for a, b in itertools.pairwise(lengths) if a >= _LARGE] + [0.0]
 
-    mixed = [p for p in probes if p.prefill and p.sequences]
-
     def model(x: Sequence[float], large: float) -> FittedLatency:
         values = {n: float(v) * _SCALE[n] for n, v in zip(names, x[:-1], strict=True)}
-        if not mixed:  # then nothing tells it
-            values["prefill_s_beside"] = 0.0
         return _latency(values, float(x[-1]), large)
 
     best: tuple[float, FittedLatency] | None = None
@@ -150,8 +156,7 @@ def fit_steps(probes: Sequence[Probe]) -> tuple[FittedLatency, dict[str, float]]
         name: round(
             statistics.fmean(abs(_predicted(latency, p) / p.seconds - 1.0) for p in part), 4
         )
-        for name, part in (("prefill", prompts), ("decode", decodes), ("mixed", mixed))
-        if part
+        for name, part in (("prefill", prompts), ("decode", decodes))
     }
     error["repeats"] = round(statistics.fmean(p.spread for p in probes), 4)
     return latency, error

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scout_server.sim.live import LiveProgram, LiveTurn
 
@@ -16,6 +16,7 @@ __all__ = [
     "ServerKind",
     "cells_on",
     "programs_of_cell",
+    "reference_on",
 ]
 
 
@@ -32,6 +33,8 @@ class LoadShape:
     short_s: float
     """Median of short gaps; drawn lognormal."""
     long_s: float
+    reference: int = 2
+    """Programs of a reference run."""
 
 
 SHAPES = {
@@ -41,7 +44,7 @@ SHAPES = {
     ),
     "tiny": LoadShape(
         anchors=(520, 900, 360), fresh=(60, 500), output=(16, 64), turns=(6, 10),
-        short_s=0.05, long_s=0.8,
+        short_s=0.05, long_s=0.8, reference=5,
     ),
 }  # fmt: skip
 """Of each model: its contexts are as long as its speed on two cores allows."""
@@ -79,7 +82,7 @@ class LiveCell:
     server: ServerKind
     concurrency: int
     gaps: str
-    """short or long."""
+    """none, short or long."""
     programs: int
     series: str = "validate"
     """Cells of another series draw other programs: calibration never sees those of validation."""
@@ -106,26 +109,46 @@ def cells_on(
     ]
 
 
+def reference_on(server: ServerKind) -> LiveCell:
+    """
+    Return what is run before and after every cell, to know how fast the machine is just then.
+
+    Its programs go one after the other and have one agent and few turns: they fit into every pool,
+    so that there is always the same to compute.
+    """
+    return LiveCell(
+        server=server,
+        concurrency=1,
+        gaps="none",
+        programs=_shape(server).reference,
+        series="reference",
+    )
+
+
+def _shape(server: ServerKind) -> LoadShape:
+    return SHAPES[server.shape or server.model]
+
+
 _PLENTY = ((1, "short"), (2, "long"), (4, "short"), (8, "long"))
-_FULL = ((2, "short"), (4, "short"), (8, "long"))
-_TIGHT = ((4, "long"), (8, "short"))
+_TIGHT = ((4, "short"), (8, "long"))
+_THRASHING = ((2, "short"), (4, "long"), (8, "short"))
 LOADS = ((1, "short"), (2, "long"), (4, "short"), (4, "long"), (8, "short"), (8, "long"))
 """What a server that somebody else started is given."""
 
 
-def _model_cells(model: str, plenty: int, tight: int, full: int) -> Iterator[LiveCell]:
+def _model_cells(model: str, plenty: int, tight: int, thrashing: int) -> Iterator[LiveCell]:
     for blocks, eviction, loads in (
         (plenty, "lru", _PLENTY),
-        (full, "lru", _FULL),
-        (full, "scout", _FULL),
         (tight, "scout", _TIGHT),
+        (thrashing, "lru", _THRASHING),
+        (thrashing, "scout", _THRASHING),
     ):
         yield from cells_on(ServerKind(model=model, blocks=blocks, eviction=eviction), loads)
 
 
 CELLS: tuple[LiveCell, ...] = (
-    *_model_cells("smollm2", 2048, 160, 72),
-    *_model_cells("tiny", 4096, 400, 160),
+    *_model_cells("smollm2", 2048, 72, 40),
+    *_model_cells("tiny", 4096, 160, 88),
 )
 """What `scout sim validate --against vllm` measures on servers that it starts."""
 
@@ -137,7 +160,9 @@ def programs_of_cell(cell: LiveCell, repetition: int) -> list[LiveProgram]:
     Repetitions have equal lengths and gaps but different tokens and names: nothing is found of the
     repetition before, and a policy has not met their agents.
     """
-    shape = SHAPES[cell.server.shape or cell.server.model]
+    shape = _shape(cell.server)
+    if cell.gaps == "none":
+        shape = replace(shape, anchors=shape.anchors[:1], turns=(4, 4))
     low, high = VOCABULARY
     sizes = random.Random(f"sizes {cell.name}")
     tokens = random.Random(f"tokens {cell.name} {repetition}")
@@ -148,7 +173,7 @@ def programs_of_cell(cell: LiveCell, repetition: int) -> list[LiveProgram]:
     mark = f"{cell.name}.{repetition}"
     agents = [f"{mark}.agent-{n}" for n in range(len(shape.anchors))]
     anchors = {a: text(n) for a, n in zip(agents, shape.anchors, strict=True)}
-    median = shape.short_s if cell.gaps == "short" else shape.long_s
+    median = {"none": 0.0, "short": shape.short_s, "long": shape.long_s}[cell.gaps]
     programs = []
     for number in range(cell.programs):
         turns = []

@@ -1,11 +1,15 @@
 """The measured cells in the simulator: same programs, same gaps, same history of the server."""
 
+import json
+import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from scout_server.sim.hardware.fitted import Profile, load_profile, plain
 from scout_server.sim.live import trace_of
-from scout_server.sim.livecells import LiveCell, ServerKind, programs_of_cell
+from scout_server.sim.livecells import LiveCell, ServerKind, programs_of_cell, reference_on
 from scout_server.sim.livevalidate import CellFigures, Measured, median_of
 from scout_server.sim.scenario import scenario_of
 from scout_server.sim.simulate import Prepared, prepare
@@ -52,6 +56,8 @@ class LiveLoad:
     """Seconds since the end of the run before on this server."""
     gaps: Gaps = field(default_factory=dict)
     """Gaps that were made; those not named are as planned."""
+    pace: float = 1.0
+    """How much longer than in the profile everything took just then."""
 
 
 def gaps_made(measured: Measured) -> Gaps:
@@ -96,16 +102,22 @@ def simulate_runs(runs: Sequence[LiveLoad], profile: Path) -> list[CellFigures]:
 
     What the server holds and has learnt when a run begins is of all those before, as on the engine.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        return _simulate_runs(runs, load_profile(profile), Path(folder) / "profile.json")
+
+
+def _simulate_runs(runs: Sequence[LiveLoad], profile: Profile, paced: Path) -> list[CellFigures]:
     found = []
     before: Prepared | None = None
     hits = queried = preemptions = generated = 0
     for number, load in enumerate(runs):
         cell = load.cell
+        paced.write_text(json.dumps(plain(profile.paced(load.pace))), "utf-8")
         info, programs = trace_of(
             programs_of_cell(cell, load.repetition), cell.server.block_tokens, first_id=number << 24
         )
         prepared = prepare(
-            scenario_of(scenario_values(cell, profile)),
+            scenario_of(scenario_values(cell, paced)),
             (info, _with_gaps(programs, load.gaps)),
             after=before,
             idle_s=load.idle_s,
@@ -120,6 +132,7 @@ def simulate_runs(runs: Sequence[LiveLoad], profile: Path) -> list[CellFigures]:
                 hit_rate=(counters.hit_tokens - hits) / (counters.queried_tokens - queried),
                 ttft_s=stats.ttft.mean,
                 queue_s=stats.queue.mean,
+                turn_s=stats.turn.mean,
                 preemptions=counters.preemptions - preemptions,
             )
         )
@@ -141,19 +154,37 @@ def simulate_measured(
 ) -> dict[str, CellFigures]:
     """Return the median of the simulated repetitions of every cell, server by server."""
     by_name = {cell.name: cell for cell in cells}
-    runs: dict[tuple[str, float], list[LiveLoad]] = {}
-    ends: dict[tuple[str, float], float] = {}
+    by_name |= {each.name: each for each in map(reference_on, {c.server for c in cells})}
+    servers: dict[tuple[str, float], list[Measured]] = {}
     for m in measured:
-        cell = by_name.get(m.cell)
-        if cell is not None:
-            server = (cell.server.name, m.server_at)
-            idle = max(m.begun_s - ends.get(server, m.begun_s), 0.0)
-            load = LiveLoad(cell=cell, repetition=m.repetition, idle_s=idle, gaps=gaps_made(m))
-            runs.setdefault(server, []).append(load)
-            ends[server] = m.begun_s + m.wall_s
+        if m.cell in by_name:
+            servers.setdefault((by_name[m.cell].server.name, m.server_at), []).append(m)
     found: dict[str, list[CellFigures]] = {}
-    for each in runs.values():
-        figures = simulate_runs(each, profile_of(each[0].cell.server))
-        for load, one in zip(each, figures, strict=True):
+    for each in servers.values():
+        server = by_name[each[0].cell].server
+        profile = profile_of(server)
+        usual = simulate_cell(reference_on(server), profile).turn_s
+        loads = []
+        end = each[0].begun_s
+        for number, m in enumerate(each):
+            loads.append(
+                LiveLoad(
+                    cell=by_name[m.cell],
+                    repetition=m.repetition,
+                    idle_s=max(m.begun_s - end, 0.0),
+                    gaps=gaps_made(m),
+                    pace=_pace(each, number, reference_on(server).name, usual),
+                )
+            )
+            end = m.begun_s + m.wall_s
+        for load, one in zip(loads, simulate_runs(loads, profile), strict=True):
             found.setdefault(load.cell.name, []).append(one)
     return {name: median_of(each) for name, each in found.items()}
+
+
+def _pace(runs: Sequence[Measured], number: int, reference: str, usual_s: float) -> float:
+    """Return how much slower than *usual_s* the reference runs next to one run were."""
+    beside = [m for m in runs[max(number - 1, 0) : number + 2] if m.cell == reference]
+    if not beside:
+        return 1.0
+    return statistics.fmean(m.figures.turn_s for m in beside) / usual_s

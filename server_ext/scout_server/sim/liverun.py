@@ -1,26 +1,25 @@
 """Starts vLLM servers and runs the cells on them, a line for every repetition, resumable."""
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import httpx
 
 from scout_sdk._errors import ConfigError
 from scout_server.demo.servers import ServerSpec, start
+from scout_server.sim import naps
 from scout_server.sim.calibrate import fit_probes
 from scout_server.sim.hardware.fitted import plain
-from scout_server.sim.live import run_programs
-from scout_server.sim.livecells import LiveCell, ServerKind, programs_of_cell
-from scout_server.sim.livevalidate import load_measured, measured_line, measured_of
-from scout_server.sim.probes import Calibration, probe_server
+from scout_server.sim.livecells import LiveCell, ServerKind, reference_on
+from scout_server.sim.livevalidate import load_measured, measured_line
+from scout_server.sim.loops import measure_loops, run_cell
+from scout_server.sim.probes import Calibration, load_probes, probe_server, probes_text
 
-__all__ = ["Campaign", "measure", "measure_at", "roomiest", "server_at", "server_spec"]
+__all__ = ["Campaign", "measure", "measure_at", "roomiest", "server_spec"]
 
 _START_S = 300.0
+_NAP_S = 2e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Campaign:
     cells: Sequence[LiveCell]
     repetitions: int
     out: Path
-    """Folder: `measured.jsonl`, and a profile a model and eviction, with its probes."""
+    """Folder: `measured.jsonl`, and for each model and eviction probes and the profile of them."""
     models: Path
     """Folder with the models' folders."""
     until: float
@@ -45,6 +44,24 @@ class Campaign:
     def profile(self, kind: ServerKind) -> Path:
         """Return the file with the step times of servers like *kind*: model and eviction."""
         return self.out / f"profile-{kind.model}-{kind.eviction}.json"
+
+    def probes(self, kind: ServerKind) -> Path:
+        """Return the file with what was measured for that profile."""
+        return self.out / f"probes-{kind.model}-{kind.eviction}.json"
+
+    def calibrated(self, kind: ServerKind) -> bool:
+        """Whether servers like *kind* have been calibrated."""
+        return self.profile(kind).is_file() or self.probes(kind).is_file()
+
+    def fit(self) -> None:
+        """Write the profiles whose probes are measured."""
+        for kind in dict.fromkeys(cell.server for cell in self.cells):
+            path = self.probes(kind)
+            if path.is_file() and not self.profile(kind).is_file():
+                profile = fit_probes(
+                    load_probes(path), gpu="CPU", source=f"measured on {kind.model}-{kind.eviction}"
+                )
+                self.profile(kind).write_text(json.dumps(plain(profile), indent=1) + "\n", "utf-8")
 
     def left(self, server: ServerKind) -> list[tuple[LiveCell, int]]:
         """Return what is still to be measured on *server*: all cells once, then again."""
@@ -87,6 +104,7 @@ def server_spec(kind: ServerKind, models: Path) -> ServerSpec:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        **naps.environ(_NAP_S),
     }
     return ServerSpec(name=kind.name, args=args, environ=environ, start_s=_START_S)
 
@@ -96,7 +114,7 @@ async def measure(campaign: Campaign, say: Callable[[str], None]) -> None:
     campaign.out.mkdir(parents=True, exist_ok=True)
     kinds = dict.fromkeys(cell.server for cell in campaign.cells)
     for kind in dict.fromkeys(roomiest(each, kinds) for each in kinds):
-        if campaign.over or campaign.profile(kind).is_file():
+        if campaign.over or campaign.calibrated(kind):
             continue
         say(f"{kind.name}: starting")
         async with start(server_spec(kind, campaign.models)) as server:
@@ -119,7 +137,7 @@ async def measure_at(campaign: Campaign, url: str, say: Callable[[str], None]) -
     """Measure the cells of *campaign*, all of one server, at *url*."""
     campaign.out.mkdir(parents=True, exist_ok=True)
     kind = campaign.cells[0].server
-    if not campaign.profile(kind).is_file():
+    if not campaign.calibrated(kind):
         await _calibrate(campaign, kind, url, say)
     await _cells(campaign, kind, url, kind.model, say)
 
@@ -127,17 +145,13 @@ async def measure_at(campaign: Campaign, url: str, say: Callable[[str], None]) -
 async def _calibrate(
     campaign: Campaign, kind: ServerKind, root: str, say: Callable[[str], None]
 ) -> None:
-    probes = await probe_server(
-        root,
-        campaign.calibration,
-        hints=kind.eviction == "scout",
-        progress=lambda part: say(f"{kind.name}: calibrating: {part}"),
-    )
-    path = campaign.profile(kind)
-    measured = json.dumps(asdict(probes), indent=1) + "\n"
-    path.with_name(path.name.replace("profile", "probes", 1)).write_text(measured, "utf-8")
-    profile = fit_probes(probes, gpu="CPU", source=f"measured on {kind.name}")
-    path.write_text(json.dumps(plain(profile), indent=1) + "\n", "utf-8")
+    def progress(part: str) -> None:
+        say(f"{kind.name}: calibrating: {part}")
+
+    settings = campaign.calibration
+    probes = await probe_server(root, settings, hints=kind.eviction == "scout", progress=progress)
+    probes.loops = await measure_loops(root, kind, settings.loops, settings.loops_s, progress)
+    campaign.probes(kind).write_text(probes_text(probes), "utf-8")
 
 
 async def _cells(
@@ -145,46 +159,21 @@ async def _cells(
 ) -> None:
     # what a server that somebody else started has seen before is not known
     server_at, since = time.time(), time.monotonic()
-    for cell, repetition in campaign.left(kind):
-        if campaign.over:
-            return
+    reference = reference_on(kind)
+    done = sum(m.cell == reference.name for m in load_measured(campaign.lines))
+
+    async def run(cell: LiveCell, repetition: int) -> None:
         say(f"{cell.name} {repetition}")
-        begun = time.monotonic() - since
-        run = await run_programs(
-            root,
-            model,
-            programs_of_cell(cell, repetition),
-            concurrency=cell.concurrency,
-            events=kind.eviction == "scout",
-        )
+        line = await run_cell(root, model, cell, repetition, server_at=server_at, since=since)
         with campaign.lines.open("a", encoding="utf-8") as file:
-            line = measured_of(cell, repetition, run, server_at=server_at, begun_s=begun)
             file.write(measured_line(line))
 
-
-async def server_at(client: httpx.AsyncClient, *, shape: str, batched_tokens: int) -> ServerKind:
-    """Return what kind of server *client* talks to; ConfigError when it does not say."""
-    url = client.base_url
-    try:
-        listed = await client.get("/v1/models")
-        metrics = (await client.get("/metrics")).text
-        state = await client.get("/v1/scout/state")
-    except httpx.HTTPError as error:
-        msg = f"{url}: {error!r}"
-        raise ConfigError(msg) from error
-    try:
-        model = str(listed.json()["data"][0]["id"])
-        info = dict(re.findall(r'\b(num_gpu_blocks|block_size)="(\d+)"', metrics))
-        blocks, size = int(info["num_gpu_blocks"]), int(info["block_size"])
-    except (ValueError, KeyError, IndexError) as error:
-        msg = f"{url} is no vLLM: no model, or no vllm:cache_config_info on /metrics"
-        raise ConfigError(msg) from error
-    return ServerKind(
-        model=model,
-        blocks=blocks,
-        eviction="scout" if state.status_code == httpx.codes.OK else "lru",
-        shape=shape,
-        block_tokens=size,
-        max_seqs=256,
-        batched_tokens=batched_tokens,
-    )
+    for number, (cell, repetition) in enumerate(campaign.left(kind)):
+        if campaign.over:
+            return
+        if not number:
+            done += 1
+            await run(reference, done)
+        await run(cell, repetition)
+        done += 1
+        await run(reference, done)

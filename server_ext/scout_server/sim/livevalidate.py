@@ -37,6 +37,8 @@ class CellFigures:
     queue_s: float
     """Mean seconds in the engine's waiting queue; vLLM does not count the step that runs then."""
     preemptions: float
+    turn_s: float = 0.0
+    """Mean seconds from the sending of a turn to its last token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ def measured_of(
             ttft_s=statistics.fmean(r.first_s - r.sent_s for r in requests),
             queue_s=run.counted["request_queue_time_seconds_sum"] / len(requests),
             preemptions=run.counted["num_preemptions"],
+            turn_s=statistics.fmean(r.last_s - r.sent_s for r in requests),
         ),
         requests=[
             (

@@ -4,16 +4,27 @@ import asyncio
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import httpx
+import pydantic
 
 from scout_sdk import _wire
 from scout_sdk._errors import ConfigError
-from scout_sdk._hints import Hints, SessionEvent, ToolEvent, ToolState
+from scout_sdk._hints import Hints, ToolEvent, ToolState
 from scout_server.sim.live import LIMITS, ask, read_counters
+from scout_server.sim.loops import Loop
 
-__all__ = ["Calibration", "FrontProbe", "Probe", "Probes", "probe_server"]
+__all__ = [
+    "Calibration",
+    "FrontProbe",
+    "Probe",
+    "Probes",
+    "load_probes",
+    "probe_server",
+    "probes_text",
+]
 
 _PREFILL = "request_prefill_time_seconds_sum"
 _DECODE = "request_decode_time_seconds_sum"
@@ -33,17 +44,15 @@ class Calibration:
     concurrency: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     """Requests that decode together; their prompts have each of *context_tokens*."""
     context_tokens: tuple[int, ...] = (96, 512, 1280)
-    mixed_tokens: tuple[int, ...] = (64, 256)
-    """New prompts beside decoding requests."""
-    mixed_prompts: int = 6
-    """How many of them, one after the other, while the others decode."""
-    decode_s: float = 1.0
+    decode_s: float = 0.6
     """How long requests decode together, about, so that their starts do not count."""
-    mixed_s: float = 3.5
-    """How long others decode while new prompts come, about."""
     output_tokens: tuple[int, int] = (32, 1000)
     """Least and most that a request generates."""
     repeats: int = 3
+    loops: tuple[int, ...] = (1, 2, 4, 8)
+    """Programs at once of closed loops, which tell what requests take from one another."""
+    loops_s: float = 60.0
+    """Loops are run again until about this time is over."""
     vocabulary: tuple[int, int] = (256, 8000)
     """Token ids to draw from."""
     seed: int = 1
@@ -82,8 +91,6 @@ class FrontProbe:
 
     prompt_tokens: int
     seconds: float
-    busy: bool = False
-    """Whether others were decoding."""
 
 
 @dataclass(slots=True)
@@ -96,6 +103,25 @@ class Probes:
     inside: bool
     """Whether the server says how long requests are in the engine; else the client's times are
     all there is."""
+    loops: list[Loop] = field(default_factory=list)
+    """Programs on the same server."""
+
+
+_ADAPTER = pydantic.TypeAdapter(Probes)
+
+
+def probes_text(probes: Probes) -> str:
+    """Return *probes* as JSON."""
+    return _ADAPTER.dump_json(probes, indent=1).decode() + "\n"
+
+
+def load_probes(path: Path) -> Probes:
+    """Read what `probes_text` gave; ConfigError names what is wrong."""
+    try:
+        return _ADAPTER.validate_json(path.read_bytes())
+    except (OSError, pydantic.ValidationError) as error:
+        msg = f"{path.name}: {error}"
+        raise ConfigError(msg) from error
 
 
 class _Prober:
@@ -109,7 +135,6 @@ class _Prober:
         self.turn = 0
         self.step_s: float = 0.01
         """Seconds of a step in which one request decodes."""
-        self.told: set[asyncio.Task[httpx.Response]] = set()
         self.dice = random.Random(f"calibrate {settings.seed}")
         self.found = Probes(model=model, steps=[], front=[], inside=False)
 
@@ -125,17 +150,6 @@ class _Prober:
         tools = (ToolEvent(name="tool", state=ToolState.ENDED),)
         session = f"calibrate.{self.turn}"
         return _wire.encode(Hints(session=session, agent="calibrate", turn=2, tools=tools))
-
-    def tell(self) -> None:
-        """Send what an agent's client says when its tool begins, and do not wait."""
-        if self.hints:
-            tool = ToolEvent(name="tool", state=ToolState.STARTED)
-            event = SessionEvent(session=f"calibrate.{self.turn}", agent="calibrate", tool=tool)
-            task = asyncio.create_task(
-                self.client.post(_wire.EVENTS_PATH, content=_wire.encode_events([event]))
-            )
-            self.told.add(task)
-            task.add_done_callback(self.told.discard)
 
     async def alone(self, prompt: Sequence[int]) -> float:
         """Return the seconds of the step that computes *prompt*; note what was outside of it."""
@@ -172,18 +186,19 @@ class _Prober:
         )
 
     async def prompts(self) -> None:
-        repeats = self.settings.repeats
-        for tokens in self.settings.prompt_tokens:
-            seconds = [await self.alone(self.text(tokens)) for _ in range(repeats)]
-            self.add(((tokens, 0),), 0, 0.0, seconds)
-        for history in self.settings.history_tokens:
-            for tokens in self.settings.new_tokens:
-                seconds = []
-                for _ in range(repeats):
-                    known = self.text(history)
+        settings = self.settings
+        kinds = [(tokens, 0) for tokens in settings.prompt_tokens]
+        kinds += [(n, h) for h in settings.history_tokens for n in settings.new_tokens]
+        found: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
+        # in rounds, so that a machine that changes its speed does so for all of them
+        for _ in range(settings.repeats):
+            for tokens, history in kinds:
+                known = self.text(history)
+                if known:
                     await ask(self.client, self.model, known, 1)
-                    seconds.append(await self.alone([*known, *self.text(tokens)]))
-                self.add(((tokens, history),), 0, 0.0, seconds)
+                found[tokens, history].append(await self.alone([*known, *self.text(tokens)]))
+        for kind, seconds in found.items():
+            self.add((kind,), 0, 0.0, seconds)
 
     async def _known(self, count: int, context: int) -> list[list[int]]:
         """Return prompts that are cached, so that requests with them decode almost at once."""
@@ -202,97 +217,27 @@ class _Prober:
         one = await ask(self.client, self.model, self.text(100), made)
         self.step_s = max((one.last_s - one.sent_s) / made, 1e-4)
         made = self.tokens_in(self.settings.decode_s)
-        for context in self.settings.context_tokens:
-            prompts = await self._known(max(self.settings.concurrency), context)
-            for count in self.settings.concurrency:
-                seconds = []
-                for _ in range(self.settings.repeats):
-                    before = await read_counters(self.client)
-                    got = await asyncio.gather(
-                        *(
-                            ask(self.client, self.model, p, made, self.headers())
-                            for p in prompts[:count]
-                        )
-                    )
-                    after = await read_counters(self.client)
-                    whole = sum(g.last_s - g.first_s for g in got)
-                    if self.found.inside:
-                        whole = after[_DECODE] - before[_DECODE]
-                    seconds.append(whole / count / (made - 1))
-                self.add((), count, count * (context + made / 2), seconds)
+        most = max(self.settings.concurrency)
+        prompts = {n: await self._known(most, n) for n in self.settings.context_tokens}
+        kinds = [(n, count) for n in prompts for count in self.settings.concurrency]
+        found: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
+        for _ in range(self.settings.repeats):
+            for context, count in kinds:
+                found[context, count].append(await self._together(prompts[context][:count], made))
+        for (context, count), seconds in found.items():
+            self.add((), count, count * (context + made / 2), seconds)
 
-    async def mixed(self) -> None:
-        """
-        New prompts while others decode: by how much each of them holds up the others.
-
-        Only where the server says how long requests decode.
-        """
-        settings = self.settings
-        if not self.found.inside or not settings.mixed_tokens:
-            return
-        context, made = settings.context_tokens[-1] // 2, self.tokens_in(settings.mixed_s)
-        most = max(settings.concurrency) - 1
-        prompts = await self._known(most, context)
-        for count in sorted({1, most // 2, most} - {0}):
-            bare = [await self._decoding(prompts[:count], 0) for _ in range(settings.repeats)]
-            alone = statistics.median(run.decode_s for run in bare)
-            prefill = statistics.median(run.prefill_s for run in bare)
-            step = alone / (made - 1)
-            for tokens in settings.mixed_tokens:
-                seconds = []
-                for _ in range(settings.repeats):
-                    run = await self._decoding(prompts[:count], tokens)
-                    if run.early:  # the prompts were not all beside all of the others
-                        continue
-                    seconds.append((run.decode_s - alone) / settings.mixed_prompts + step)
-                    # what is neither its own step nor the rest of the step that it came in
-                    inside = (run.prefill_s - prefill) / settings.mixed_prompts + step / 2
-                    front = max(statistics.median(run.waits_s) - inside, 0.0)
-                    self.found.front.append(
-                        FrontProbe(prompt_tokens=tokens, seconds=front, busy=True)
-                    )
-                if len(seconds) > settings.repeats // 2:
-                    self.add(((tokens, 0),), count, count * (context + made / 4), seconds)
-
-    async def _decoding(self, prompts: Sequence[Sequence[int]], tokens: int) -> "_Decoding":
-        """Let requests decode together, while prompts of *tokens* come if it is not 0."""
-        made = self.tokens_in(self.settings.mixed_s)
+    async def _together(self, prompts: Sequence[Sequence[int]], made: int) -> float:
+        """Return the seconds of a step in which requests with these cached prompts decode."""
         before = await read_counters(self.client)
-        tasks = [
-            asyncio.create_task(ask(self.client, self.model, p, made, self.headers()))
-            for p in prompts
-        ]
-        early = False
-        waits: list[float] = []
-        if tokens:
-            await asyncio.sleep(0.1)
-            for _ in range(self.settings.mixed_prompts):
-                self.tell()
-                got = await ask(self.client, self.model, self.text(tokens), 1, self.headers())
-                waits.append(got.last_s - got.sent_s)
-            early = any(task.done() for task in tasks)
-        await asyncio.gather(*tasks)
-        after = await read_counters(self.client)
-        return _Decoding(
-            decode_s=(after[_DECODE] - before[_DECODE]) / len(prompts),
-            prefill_s=after[_PREFILL] - before[_PREFILL],
-            waits_s=waits,
-            early=early,
+        got = await asyncio.gather(
+            *(ask(self.client, self.model, p, made, self.headers()) for p in prompts)
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decoding:
-    """Requests that decoded together, and the prompts that came meanwhile."""
-
-    decode_s: float
-    """Mean of the former, between first and last token."""
-    prefill_s: float
-    """Of all, together."""
-    waits_s: list[float]
-    """Of each of the latter, at the client."""
-    early: bool
-    """Whether some of the former had ended before the last of the latter."""
+        after = await read_counters(self.client)
+        whole = sum(g.last_s - g.first_s for g in got)
+        if self.found.inside:
+            whole = after[_DECODE] - before[_DECODE]
+        return whole / len(prompts) / (made - 1)
 
 
 async def probe_server(
@@ -326,12 +271,9 @@ async def probe_server(
             for name, part in (
                 ("prompts", prober.prompts),
                 ("decoding", prober.decodes),
-                ("both", prober.mixed),
             ):
                 progress(name)
                 await part()
-            if prober.told:
-                await asyncio.gather(*prober.told)
         except httpx.HTTPError as error:
             msg = f"{url}: {error!r}"
             raise ConfigError(msg) from error

@@ -139,6 +139,8 @@ def prepare(
     if after is not None and tiers is not None:
         msg = "replicas with tiers cannot go on with another load"
         raise ConfigError(msg)
+    for replica in replicas:
+        replica.retime(latency)
     for index in range(len(replicas), count):
         core = make_core(
             scenario.residency,

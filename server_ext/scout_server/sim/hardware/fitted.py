@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 
@@ -20,6 +20,10 @@ __all__ = [
     "load_profile",
     "shipped_profiles",
 ]
+
+
+_UNITLESS = frozenset({"knee", "large_tokens"})
+"""Fields of `FittedLatency` that are no seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,13 @@ class FittedLatency:
         first = self.mixed_s((), sequences, context_tokens)
         return steps * first + self.kv_token_s * sequences * (steps * (steps - 1) // 2)
 
+    def paced(self, factor: float) -> "FittedLatency":
+        """Return the model with every step *factor* times as long."""
+        seconds = {
+            f.name: factor * getattr(self, f.name) for f in fields(self) if f.name not in _UNITLESS
+        }
+        return replace(self, **seconds)
+
     def split(self, devices: int, *, latency_s: float, s_per_token: float) -> "FittedLatency":
         """
         Return the model on *devices* in tensor parallel.
@@ -149,6 +160,10 @@ class FrontLatency:
     reply_s: float = 0.0
     """From the end of a step to the token at the client."""
 
+    def paced(self, factor: float) -> "FrontLatency":
+        """Return the same with everything *factor* times as long."""
+        return FrontLatency(**{f.name: factor * getattr(self, f.name) for f in fields(self)})
+
     def request_s(self, prompt_tokens: int, *, busy: bool = False) -> float:
         """Return the seconds until a request is in an engine that is idle or *busy*."""
         seconds = self.request_s_fixed + self.request_s_per_token * prompt_tokens
@@ -168,6 +183,10 @@ class Profile:
     """Mean absolute relative error by part: dense, prefill_attention, decode_attention, ..."""
     note: str = ""
     front: FrontLatency = field(default_factory=FrontLatency)
+
+    def paced(self, factor: float) -> "Profile":
+        """Return the profile with everything *factor* times as long."""
+        return replace(self, latency=self.latency.paced(factor), front=self.front.paced(factor))
 
 
 _ADAPTER = pydantic.TypeAdapter(Profile)
