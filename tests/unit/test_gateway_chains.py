@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scout_server.tao import chains as module
-from scout_server.tao.asked import understand
+from scout_server.tao.asked import linked, understand
 from scout_server.tao.chains import Chains, parts_of
 from scout_server.tenancy import TenancySettings
 
@@ -21,7 +21,8 @@ def chat(*texts: str, system: str = "s", model: str = "m") -> bytes:
 
 def ask(chains: Chains, body: bytes, *headers: tuple[bytes, bytes]) -> tuple[str, bool]:
     """Return the session of a request, and whether only a tool call would keep it."""
-    asked = understand(headers, body, tenancy=TenancySettings(), output_tokens=9, chains=chains)
+    asked = understand(headers, body, tenancy=TenancySettings(), output_tokens=9, growing=True)
+    asked = linked(asked, chains)
     return asked.session, asked.tentative
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from scout_sdk import HintOutcome, _wire
 from scout_server.config import load
+from scout_server.policy.readiness import Source
 from scout_server.ray.calls import Call, Head, NodeFacts, Placed, PoolGoneError, Refusal, Ticket
 from scout_server.ray.engines import AsgiEngine
 from scout_server.ray.ingress import Front, UnreachableError
@@ -586,3 +587,83 @@ async def test_a_route_prefix_of_serve_changes_nothing() -> None:
         assert list(a.engine.ledger.sessions) == [("", "s")]
         health = await a.ask(None, path="/health", method="GET", body=b"", prefix="/llm")
         assert health.status == 200
+
+
+SLEEPER = '[[tool bash {"command": "sleep 40"}]]'
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+
+
+def turn(*texts: str, stream: bool = False) -> bytes:
+    """Return the body of a turn that names no session, in which the model may call `bash`."""
+    messages = [{"role": "user", "content": text} for text in texts]
+    return json.dumps({"messages": messages, "tools": TOOLS, "stream": stream}).encode()
+
+
+async def test_a_growing_history_is_one_session_whatever_ingress_it_comes_to() -> None:
+    """
+    Who names no session goes on with the one whose history his begins with, on its replica.
+    """
+    async with application() as a:
+        settings = a.serve.pool.settings
+        other = create_app(Front(settings, TenancySettings(), a.serve, a.serve), a.serve, a.serve)
+        apps = [a.app, other]
+        history: list[str] = []
+        for number in range(4):
+            history.append(f"{number} {SLEEPER}")
+            a.app = apps[number % 2]
+            assert (await a.ask(None, body=turn(*history))).status == 200
+            await a.settle()
+            assert len(a.engine.ledger.sessions) == 1
+        (session,) = a.engine.ledger.sessions.values()
+        assert (session.turns, session.moves) == (4, 0)
+        assert len({name for ticket, name in a.serve.ran if ticket.asked is not None}) == 1
+
+
+async def test_without_a_tool_call_a_session_that_named_itself_not_is_over() -> None:
+    """
+    A first answer that calls nothing leaves no session; switched off, none is ever found.
+    """
+    async with application(1) as a:
+        assert (await a.ask(None, "[[reply done]]")).status == 200
+        await a.settle()
+        assert not a.engine.ledger.sessions
+    async with application(1, growing_prompts=False) as a:
+        for texts in ([SLEEPER], [SLEEPER, SLEEPER]):
+            assert (await a.ask(None, body=turn(*texts))).status == 200
+        await a.settle()
+        assert not a.engine.ledger.sessions
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+async def test_a_sleep_in_a_call_tells_when_its_session_comes_back(
+    stream: bool, read: bool
+) -> None:
+    """
+    The arguments of a call are read off the answer, unless `ray.tool_calls` is off.
+    """
+    async with application(1, tool_calls=read) as a:
+        reply = await a.ask(None, body=turn(SLEEPER, stream=stream))
+        assert (reply.status, reply.whole) == (200, True)
+        await a.settle()
+        ((tenant, session),) = a.engine.ledger.sessions
+        now = a.serve.pool.pool.clock()
+        forecast = a.engine.readiness.forecast(session, tenant=tenant, now=now)
+        assert forecast is not None
+        assert forecast.source is (Source.SLEEP if read else Source.DEFAULT)
+        assert (forecast.remaining_s > 30) == read
+
+
+async def test_a_retried_turn_keeps_the_session_of_its_history() -> None:
+    """
+    A turn whose replica died is the same session when it is sent again.
+    """
+    async with application(2) as a:
+        assert (await a.ask(None, body=turn(SLEEPER))).status == 200
+        await a.settle()
+        (before,) = a.engine.ledger.sessions
+        origin = a.engine.ledger.sessions[before].origin
+        a.serve.dead[origin].set()
+        assert (await a.ask(None, body=turn(SLEEPER, SLEEPER))).status == 200
+        await a.settle()
+        assert list(a.engine.ledger.sessions) == [before]

@@ -512,7 +512,7 @@ async def _busy(actor: PoolActor) -> None:
             if i == 4:
                 await actor.cancel(key, 0, "client-left")
             else:
-                await actor.finish(key, 1, 300 + 10 * i, 20, 200 * turn, ("bash",))
+                await actor.finish(key, 1, 300 + 10 * i, 20, 200 * turn, (("bash", None),))
             await actor.events([SessionEvent(session=f"s{i}")], "")
 
     await asyncio.gather(*(session(i) for i in range(10)))

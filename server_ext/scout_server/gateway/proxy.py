@@ -16,12 +16,12 @@ from scout_server.gateway.nodes import Nodes
 from scout_server.gateway.reply import Reply, keeping_alive
 from scout_server.gateway.settings import GatewaySettings, NodeAddress
 from scout_server.tao.asgi import answer, client_left, take_body
-from scout_server.tao.asked import TURN_PATHS, Asked, understand
+from scout_server.tao.asked import TURN_PATHS, Asked, linked, understand
 from scout_server.tao.chains import Chains
 from scout_server.tao.estimates import Estimates
 from scout_server.tao.headers import merged_outcome, to_client, to_node
+from scout_server.tao.observation import Observation
 from scout_server.tao.pool import Pool, PoolFullError
-from scout_server.tao.usage import Usage
 from scout_server.tenancy import TenancySettings
 
 __all__ = ["Proxy"]
@@ -129,8 +129,9 @@ class Proxy:
             body,
             tenancy=self.tenancy,
             output_tokens=settings.output_tokens,
-            chains=self._chains if settings.growing_prompts else None,
+            growing=settings.growing_prompts,
         )
+        asked = linked(asked, self._chains)
         for outcome in asked.outcomes.values():
             self.pool.meters.hints.labels(outcome.value).inc()
         turn = self._estimates.turn(asked)
@@ -184,7 +185,7 @@ class Proxy:
         attempt: int,
     ) -> None:
         """Run an admitted turn on its node and give its room back, whatever happens."""
-        usage = Usage()
+        usage = Observation()
         finished = False
         self.nodes.runs(asked.session, asked.tenant)
         try:
@@ -203,6 +204,7 @@ class Proxy:
         finally:
             if finished:
                 prompt, output, cached = usage.tokens()
+                tools = usage.calls()
                 session = self.pool.engine.ledger.sessions.get((asked.tenant, asked.session))
                 self._estimates.learn(
                     asked,
@@ -216,8 +218,8 @@ class Proxy:
                     output_tokens=output if output is not None else usage.events,
                     cached_tokens=cached,
                     held_tokens=self.nodes.held(node.name, asked.session, asked.tenant),
-                    tools=[(tool, None) for tool in usage.tools],
-                    final=asked.final or (asked.tentative and not usage.tools),
+                    tools=tools,
+                    final=asked.final or (asked.tentative and not tools),
                 )
             else:
                 self.pool.cancel(asked.key)
@@ -232,7 +234,7 @@ class Proxy:
         tenant: str | None,
         outcomes: dict[str, HintOutcome],
         last: bool,
-        usage: Usage | None = None,
+        usage: Observation | None = None,
         alive: Callable[[], None] | None = None,
     ) -> None:
         """Send a request to *node* and its answer, as it comes, to the client."""
@@ -294,7 +296,7 @@ class Proxy:
         first: bytes,
         reply: Reply,
         outcomes: dict[str, HintOutcome],
-        usage: Usage | None,
+        usage: Observation | None,
         alive: Callable[[], None] | None,
     ) -> None:
         outcome = merged_outcome(outcomes, response.headers.get("x-scout-outcome"))
@@ -312,10 +314,12 @@ class Proxy:
         read = response.content.readany
         renew_at = self.pool.clock() + _RENEW_S
         chunk = first
+        if usage is not None and self.settings.tool_calls:
+            usage.start(response.status, response.raw_headers)
         while chunk:
+            await reply.send({"type": "http.response.body", "body": chunk, "more_body": True})
             if usage is not None:
                 usage.feed(chunk)
-            await reply.send({"type": "http.response.body", "body": chunk, "more_body": True})
             if alive is not None and self.pool.clock() >= renew_at:
                 renew_at = self.pool.clock() + _RENEW_S
                 alive()

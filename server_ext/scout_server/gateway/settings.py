@@ -65,6 +65,9 @@ class GatewaySettings:
     """Requests that a node may run at the same time."""
     growing_prompts: bool = True
     """Requests that name no session and begin with all of an earlier one go on with its session."""
+    tool_calls: bool = True
+    """Read the arguments of tool calls off responses: sleeps and time limits tell when a session
+    comes back. Off: only the names of the tools."""
     output_tokens: Annotated[int, Ge(0)] = 512
     """Output to expect of a request that sets no limit, and the most expected of one that does."""
     admin_key: str = ""

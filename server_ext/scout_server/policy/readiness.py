@@ -139,11 +139,16 @@ class Readiness:
         """
         A turn ended and the session went off to run *tools* (name, parsed sleep seconds).
 
-        Without tools the session waits for something unknown, under the empty name.
+        Without tools the session waits for something unknown, under the empty name. A call that the
+        client has told of by now is not a second one, and what the client said of it counts.
         """
         named = list(tools) or [("", None)]
         gap = self._open(tenant, session, now=now)
+        told = [call.name for call in gap.calls.values() if not call.presumed]
         for name, sleep_s in named:
+            if name in told:
+                told.remove(name)
+                continue
             sleep = _seconds(sleep_s)
             self._add(
                 gap,

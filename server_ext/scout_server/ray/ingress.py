@@ -16,7 +16,7 @@ from scout_server.ray.settings import TENANT_HEADER, RaySettings
 from scout_server.tao.asgi import answer, client_left, take_body
 from scout_server.tao.asked import TURN_PATHS, Asked, understand
 from scout_server.tao.headers import merged_outcome, to_client, to_node
-from scout_server.tao.usage import Usage
+from scout_server.tao.observation import Observation
 from scout_server.tenancy import TenancySettings
 
 __all__ = ["Answer", "Dispatcher", "Front", "PoolTeller", "UnreachableError"]
@@ -168,7 +168,11 @@ class Front:
         """Send a turn on its way; it is held in the router until the pool has placed it."""
         settings = self.settings
         asked = understand(
-            scope["headers"], body, tenancy=self.tenancy, output_tokens=settings.output_tokens
+            scope["headers"],
+            body,
+            tenancy=self.tenancy,
+            output_tokens=settings.output_tokens,
+            growing=settings.growing_prompts,
         )
         left_s = settings.hold_timeout_s
         if asked.timeout_s is not None:
@@ -205,7 +209,7 @@ class Front:
         self, call: Call, ticket: Ticket, asked: Asked, note: notes.Note, reply: _Reply
     ) -> None:
         """Send a turn once and give its room back, whatever happens."""
-        usage = Usage()
+        usage = Observation()
         attempt = ticket.attempt
         outcome = Refusal.GONE.value
         whole = False
@@ -230,7 +234,7 @@ class Front:
             if whole:
                 prompt, output, cached = usage.tokens()
                 output = output if output is not None else usage.events
-                tools = tuple(usage.tools)
+                tools = tuple(usage.calls())
                 self._pool.tell("finish", asked.key, attempt, prompt, output, cached, tools)
             else:
                 coming.cancel()
@@ -242,7 +246,7 @@ class Front:
         head: Head,
         reply: _Reply,
         outcomes: dict[str, HintOutcome],
-        usage: Usage | None,
+        usage: Observation | None,
     ) -> None:
         theirs = next((v for n, v in head.headers if n.lower() == b"x-scout-outcome"), None)
         outcome = merged_outcome(outcomes, theirs.decode("latin-1") if theirs else None)
@@ -254,10 +258,12 @@ class Front:
                 "headers": to_client(head.headers, outcome=outcome),
             }
         )
+        if usage is not None and self.settings.tool_calls:
+            usage.start(head.status, head.headers)
         async for chunk in _body(coming):
+            await reply.send({"type": "http.response.body", "body": chunk, "more_body": True})
             if usage is not None:
                 usage.feed(chunk)
-            await reply.send({"type": "http.response.body", "body": chunk, "more_body": True})
         await reply.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _too_many(self, reply: _Reply, refusal: Refusal) -> None:

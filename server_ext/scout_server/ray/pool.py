@@ -12,7 +12,8 @@ from scout_server.policy.admission import Plan
 from scout_server.policy.placement import Placement
 from scout_server.ray.calls import NodeFacts, Placed, Refusal
 from scout_server.ray.settings import RaySettings
-from scout_server.tao.asked import Asked
+from scout_server.tao.asked import Asked, linked
+from scout_server.tao.chains import Chains
 from scout_server.tao.estimates import Estimates
 from scout_server.tao.pool import Pool, PoolFullError
 from scout_server.tao.trace import Entry, TracedEngine
@@ -39,6 +40,7 @@ class PoolActor:
         self.engine = TracedEngine(self.settings.tao, entries=self.settings.trace_events)
         self.pool = Pool(self.settings, engine=self.engine)
         self._estimates = Estimates()
+        self._chains = Chains()
         self._start: asyncio.Task[None] | None = None
         self._tick: asyncio.Task[None] | None = None
         self._waits: dict[str, asyncio.Task[str]] = {}
@@ -64,6 +66,7 @@ class PoolActor:
                 self.pool.meters.hints.labels(outcome.value).inc()
             if attempt:
                 self.pool.meters.retries.inc()
+            asked = linked(asked, self._chains)
             turn = self._estimates.turn(asked, avoid=avoid)
             wait = asyncio.create_task(self.pool.acquire(turn, timeout_s=timeout_s))
             self._waits[asked.key] = wait
@@ -93,7 +96,7 @@ class PoolActor:
         prompt_tokens: int | None,
         output_tokens: int | None,
         cached_tokens: int | None,
-        tools: Sequence[str],
+        tools: Sequence[tuple[str, float | None]],
     ) -> None:
         """A turn was answered whole."""
         known = self._end(key, attempt)
@@ -113,8 +116,8 @@ class PoolActor:
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             cached_tokens=cached_tokens,
-            tools=[(tool, None) for tool in tools],
-            final=asked.final,
+            tools=tools,
+            final=asked.final or (asked.tentative and not tools),
         )
 
     async def cancel(self, key: str, attempt: int, outcome: str) -> None:
@@ -154,6 +157,7 @@ class PoolActor:
 
     def _found(self, asked: Asked, attempt: int, node: str) -> None:
         now = self.pool.clock()
+        asked = linked(asked, self._chains)
         if not self.engine.submit(self._estimates.turn(asked), now=now):
             return
         placement = Placement(key=asked.key, session=asked.session, node=node, credit=0)

@@ -3,11 +3,11 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scout_sdk import HintOutcome, Hints, _wire
 from scout_server import foreign
-from scout_server.tao.chains import Chains, parts_of
+from scout_server.tao.chains import Chains, digests_of
 from scout_server.tenancy import TenancySettings, tenant_of
 
 try:  # comes with the extra `kv-events`; long bodies are read four times as fast with it
@@ -17,7 +17,7 @@ except ImportError:  # pragma: no cover
 else:
     _shallow = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-__all__ = ["TURN_PATHS", "Asked", "understand"]
+__all__ = ["TURN_PATHS", "Asked", "linked", "understand"]
 
 TURN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 """POST here is a turn of a session and needs KV room; everything else just passes."""
@@ -49,6 +49,8 @@ class Asked:
     """Whether it asks for an event stream."""
     tentative: bool = False
     """Its session was not named, and nothing but a tool call tells that it goes on."""
+    chain: tuple[bytes, ...] = ()
+    """What tells the session of a request that names none: see `linked`."""
 
 
 def understand(
@@ -57,12 +59,13 @@ def understand(
     *,
     tenancy: TenancySettings,
     output_tokens: int,
-    chains: Chains | None = None,
+    growing: bool = False,
 ) -> Asked:
     """
     Return what a request says; whatever is malformed is as if it were not said.
 
-    *chains* finds the sessions of those that name none; without it they are of one turn.
+    A request that names no session is one of one turn; with *growing* it has the chain by which
+    `linked` finds its session.
     """
     headers = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in raw}
     decoded = _wire.decode(raw)
@@ -72,10 +75,6 @@ def understand(
     key = secrets.token_hex(8)
     session = hints.session if hints is not None else None
     tenant = tenant_of(headers, tenancy)
-    link = None
-    if session is None and chains is not None:
-        link = chains.link(tenant, parts_of(body), new=f"~{key}")
-        session = link.session if link is not None else None
     expected = output_tokens
     if others.expected_output_tokens is not None:
         expected = min(expected, others.expected_output_tokens)
@@ -94,9 +93,18 @@ def understand(
         body_bytes=len(body),
         output_tokens=expected,
         stream=document.get("stream") is True,
-        tentative=link is not None and not link.goes_on,
+        chain=digests_of(tenant, body) if growing and session is None else (),
         timeout_s=_timeout(headers),
     )
+
+
+def linked(asked: Asked, chains: Chains) -> Asked:
+    """Return *asked* with the session that *chains* knows by its growing history, if it has one."""
+    link = chains.link(asked.chain, new=f"~{asked.key}")
+    if link is None:
+        return asked
+    final = asked.hints is not None and asked.hints.final
+    return replace(asked, session=link.session, final=final, tentative=not link.goes_on, chain=())
 
 
 def _document(body: bytes) -> dict[str, object]:

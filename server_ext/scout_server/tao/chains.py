@@ -14,7 +14,7 @@ else:
     _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
     _items = msgspec.json.Decoder(list[msgspec.Raw])
 
-__all__ = ["Chains", "Link", "parts_of"]
+__all__ = ["Chains", "Link", "digests_of", "parts_of"]
 
 _MAX_BODY = 8 * 1024 * 1024
 _MAX_CHAINS = 65_536
@@ -46,22 +46,21 @@ class Chains:
     def __init__(self) -> None:
         self._links: OrderedDict[bytes, Link] = OrderedDict()
 
-    def link(self, tenant: str, parts: Sequence[bytes], *, new: str) -> Link | None:
+    def link(self, digests: Sequence[bytes], *, new: str) -> Link | None:
         """
-        Return the session of a request of *parts*, head first; *new* names it if it begins one.
+        Return the session of a request by its `digests_of`; *new* names it if it begins one.
 
-        None: there is too little to tell it by.
+        None: there is too little to tell it by. Again with the same *new*: the same answer.
         """
-        if len(parts) < 2:
+        if not digests:
             return None
-        digests = list(_digests(tenant, parts))
         whole = digests[-1]
         again = self._links.get(whole)
         link = Link(new, goes_on=False)
         if again is not None and again.goes_on:
             link = again  # a retry; a first request that comes twice may be of two sessions
         else:
-            for digest in digests[-2 : -_MAX_LOOKED_UP - 2 : -1]:
+            for digest in digests[-2::-1]:
                 found = self._links.pop(digest, None)
                 if found is not None:
                     link = Link(found.session, goes_on=True)
@@ -71,6 +70,12 @@ class Chains:
         if len(self._links) > _MAX_CHAINS:
             self._links.popitem(last=False)
         return link
+
+
+def digests_of(tenant: str, body: bytes) -> tuple[bytes, ...]:
+    """Return the digests of a request's 257 longest beginnings, the whole one last."""
+    parts = parts_of(body)
+    return tuple(_digests(tenant, parts))[-_MAX_LOOKED_UP - 1 :] if parts else ()
 
 
 def parts_of(body: bytes) -> list[bytes]:
