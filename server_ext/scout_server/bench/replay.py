@@ -1,6 +1,6 @@
 """Replays a request sequence through a block pool, one request at a time, under one policy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,12 +67,8 @@ def replay(
     its blocks come back, as in an engine. With *working*, the pool has that many more blocks, but
     keeps no more than *capacity* between requests: the memory of running requests is apart.
     """
-    return Result(*zip(*_steps(requests, capacity, policy, working), strict=True))  # type: ignore[arg-type]
-
-
-def _steps(
-    requests: Sequence[Request], capacity: int, policy: Policy, working: int
-) -> Iterator[tuple[int, int]]:
+    found_hits: list[int] = []
+    queried: list[int] = []
     cached: dict[int, int] = {}
     names = [UNHASHED] * (capacity + working)
     spare = list(range(capacity, capacity + working))
@@ -81,12 +77,7 @@ def _steps(
         now = request.time
         policy.arrive(request, index)
         prompt = request.prompt
-        found: list[int] = []
-        for name in prompt:
-            block = cached.get(name)
-            if block is None:
-                break
-            found.append(block)
+        found: list[int] = list(iter(map(cached.get, prompt).__next__, None))
         policy.take(found)
         chain = prompt + request.output if request.output else prompt
         hits = len(found)
@@ -96,13 +87,12 @@ def _steps(
             del spare[:need]
             if len(new) < need:
                 victims = policy.pop(need - len(new), now)
-                for block in victims:
-                    _uncache(cached, names[block], block)
+                _uncache(cached, names, victims)
                 new += victims
             fresh = chain[hits:]
+            cached.update(zip(fresh, new, strict=True))
             for block, name in zip(new, fresh, strict=True):
                 names[block] = name
-                cached[name] = block
             policy.admit(new, fresh)
             found += new
         policy.finish(request, index)
@@ -110,14 +100,18 @@ def _steps(
         excess = working - len(spare)
         if excess:
             victims = policy.pop(excess, now)
+            _uncache(cached, names, victims)
             for block in victims:
-                _uncache(cached, names[block], block)
                 names[block] = UNHASHED
             spare += victims
-        yield hits, len(prompt)
+        found_hits.append(hits)
+        queried.append(len(prompt))
+    return Result(found_hits, queried)
 
 
-def _uncache(cached: dict[int, int], name: int, block: int) -> None:
-    """Forget *block*, unless a later one holds the same content: that one stays findable."""
-    if cached.get(name) == block:
-        del cached[name]
+def _uncache(cached: dict[int, int], names: list[int], blocks: list[int]) -> None:
+    """Forget *blocks*, but where a later one holds the same content: that one stays findable."""
+    for block in blocks:
+        name = names[block]
+        if cached.get(name) == block:
+            del cached[name]

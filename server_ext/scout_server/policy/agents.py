@@ -18,6 +18,8 @@ LEVEL_SHARE = 0.5
 def common_prefix(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:
     """Return how many leading blocks two chains share, given that hashes are chained."""
     low, high = 0, min(len(one), len(two))
+    if high and one[high - 1] == two[high - 1]:
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if one[middle - 1] == two[middle - 1]:
@@ -59,11 +61,6 @@ class Agent:
     def extension(self) -> float:
         """Probability that a session's next request to this agent continues its chain."""
         return self.extends / self.returns
-
-    def used(self, now: float) -> None:
-        """Learn one use."""
-        self.uses += 1
-        self.last_used = now
 
     def smooth(self, score: float, now: float, horizon: float) -> float:
         """
@@ -179,21 +176,23 @@ class AgentTable:
         self._remember(chain[:_REPRESENTATIVE_BLOCKS])
         return known
 
-    def learn(self, agent: Agent, chain: Sequence[Hashable], session: object) -> None:
-        """Learn *agent*'s anchor from one of its requests."""
-        if not agent.hinted:
-            return
-        if not agent.example:
-            agent.example, agent.example_session = tuple(chain), session
-            return
-        if session == agent.example_session:
-            return
-        agent.shared.append(common_prefix(agent.example, chain))
+    def learn(self, agent: Agent, chain: Sequence[Hashable], session: object) -> bool:
+        """Learn *agent*'s anchor from one of its requests; return whether it changed."""
+        known = agent.example
+        if not agent.hinted or (known and session == agent.example_session):
+            return False
         agent.example, agent.example_session = tuple(chain), session
+        if not known:
+            return False
+        agent.shared.append(common_prefix(known, chain))
         ordered = sorted(agent.shared)
         length = ordered[0] if len(ordered) < _WINDOW else ordered[2]
-        if length != len(agent.anchor) or agent.anchor != tuple(chain[:length]):
-            self._set_anchor(agent, tuple(chain[:length]))
+        anchor = agent.anchor
+        same = length == len(anchor) <= len(chain)
+        if same and (not length or anchor[-1] == chain[length - 1]):
+            return False
+        self._set_anchor(agent, tuple(chain[:length]))
+        return True
 
     def segments(self, agent: Agent) -> list[tuple[int, int]]:
         """Return the parts of *agent*'s anchor as (end block, group)."""

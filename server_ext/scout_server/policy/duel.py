@@ -1,7 +1,6 @@
 """Is our order better than the engine's here? Shadow caches decide whom to follow."""
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Duel", "ShadowCache"]
@@ -10,6 +9,7 @@ Part = tuple[int, int]  # group, blocks
 _MEMORY = 16.0  # half-lives of what was won over a longer time
 _SAVED = 0.25  # how much of that counts
 _WATCHED = 512  # groups that shadows hold; of more, every other one is watched
+_SCATTER = 0x9E3779B1
 _LEAST = 512  # blocks that a shadow has at least before it is halved
 
 
@@ -23,7 +23,7 @@ class ShadowCache:
     def __init__(self, capacity: int, score: Callable[[int], float] | None) -> None:
         self.capacity = capacity
         self._score = score
-        self._held: OrderedDict[int, int] = OrderedDict()  # least recently used first
+        self._held: dict[int, int] = {}  # least recently used first
         self._size = 0
         self._heap: list[tuple[float, int, int]] = []
         self._place: dict[int, int] = {}
@@ -43,7 +43,8 @@ class ShadowCache:
         for group in [group for group in self._held if not kept(group)]:
             self._size -= self._held.pop(group)
         self._heap = []
-        self._evict(self._size - self.capacity)
+        if self._size > self.capacity:
+            self._evict(self._size - self.capacity)
 
     def step(self, parts: Sequence[Part], final: Sequence[Part]) -> int:
         """Return the hits of a request for *parts*, head first, that ends up as *final*."""
@@ -55,41 +56,40 @@ class ShadowCache:
                 hits += have
                 break
             hits += blocks
-        own = 0
+        size = self._size
         total = 0
         for group, blocks in final:
-            own += held.pop(group, 0)
+            size -= held.pop(group, 0)
             total += blocks
-        self._size -= own
-        self._evict(self._size + total - self.capacity)
-        room = self.capacity - self._size
+        self._size = size
+        if size + total > self.capacity:
+            self._evict(size + total - self.capacity)
+            size = self._size
         for group, blocks in reversed(final):
             held[group] = blocks
-        if total > room:
-            excess = total - room
+        excess = size + total - self.capacity
+        if excess > 0:
             for group, blocks in reversed(final):
                 cut = min(blocks, excess)
                 held[group] -= cut
                 excess -= cut
                 if not excess:
                     break
-            total = room
-        self._size += total
-        if self._score is not None and self._heap:
+            self._size = self.capacity
+        else:
+            self._size = size + total
+        heap, score = self._heap, self._score
+        if heap and score is not None:
+            sequence, place = self._sequence, self._place
             for group, _ in final:
-                self._push(group)
+                sequence += 1
+                place[group] = sequence
+                heapq.heappush(heap, (score(group), sequence, group))
+            self._sequence = sequence
         return hits
-
-    def _push(self, group: int) -> None:
-        assert self._score is not None
-        self._sequence += 1
-        self._place[group] = self._sequence
-        heapq.heappush(self._heap, (self._score(group), self._sequence, group))
 
     def _evict(self, excess: int) -> None:
         held = self._held
-        if excess <= 0:
-            return
         if self._score is None:
             while excess > 0 and held:
                 group = next(iter(held))
@@ -169,18 +169,21 @@ class Duel:
         self.requests += 1
         one_of = self.sampled
         if one_of > 1:
-            parts = [part for part in parts if self._watched(part[0])]
-            final = [part for part in final if self._watched(part[0])]
+            others = one_of - 1
+            final = [part for part in final if not part[0] * _SCATTER >> 12 & others]
             if not final:
                 return
+            parts = [part for part in parts if not part[0] * _SCATTER >> 12 & others]
         base = self.lru.step(parts, final) * one_of
         self.hits_lru += base
         best, leader = 0.0, None
+        leads, savings = self.leads, self._savings
         for name, shadow in self.ours.items():
             hits = shadow.step(parts, final) * one_of
             self.hits[name] += hits
-            lead = self.leads[name] = self.leads[name] * self._fade + (hits - base)
-            saved = self._savings[name] = self._savings[name] * self._slow_fade + (hits - base)
+            won = hits - base
+            lead = leads[name] = leads[name] * self._fade + won
+            saved = savings[name] = savings[name] * self._slow_fade + won
             standing = lead + _SAVED * saved
             if standing > best:
                 best, leader = standing, name
@@ -191,7 +194,7 @@ class Duel:
                 each.halve(self._watched)
 
     def _watched(self, group: int) -> bool:
-        return not (group * 0x9E3779B1 >> 12) & (self.sampled - 1)
+        return not group * _SCATTER >> 12 & self.sampled - 1
 
     def rescored(self) -> None:
         """Take note that all scores may have changed."""

@@ -38,7 +38,6 @@ def _bin(seconds: float) -> int:
 
 
 _FADE = 0.5 ** (1 / 2000.0)  # of a gap's weight with every later one
-_SPREAD = ((0, 0.5), (-1, 0.25), (1, 0.25))
 
 
 class _Class:
@@ -73,13 +72,17 @@ class _Class:
         """Return how many gaps it has in each bin, faded."""
         return np.asarray(np.array(self._hist) / self._weight)
 
-    def add(self, place: int, spread: tuple[tuple[int, float], ...] = _SPREAD) -> None:
-        """Learn one gap."""
+    def add(self, place: int, *, spread: bool = True) -> None:
+        """Learn one gap; *spread*: half of it is in the bins beside."""
         hist = self._hist
         weight = self._weight = self._weight / _FADE
         self._sum += weight
-        for off, share in spread:
-            hist[min(max(place + off, 0), _BINS - 1)] += share * weight
+        if spread:
+            hist[place] += 0.5 * weight
+            hist[place - 1 if place else 0] += 0.25 * weight
+            hist[place + 1 if place < _BINS - 1 else place] += 0.25 * weight
+        else:
+            hist[place] += weight
         self.dirty += 1
         if weight > 1e9:
             self._hist = [each / weight for each in hist]
@@ -137,8 +140,8 @@ class GapModel:
         entry.add(place)
         self._all.add(place)
         log = math.log(min(max(seconds, _LOW), _HIGH))
-        self._weight = self._weight * _FADE + 1.0
-        rate = 1.0 / self._weight
+        weight = self._weight = self._weight * _FADE + 1.0
+        rate = 1.0 / weight
         self._mean += rate * (log - self._mean)
         self._square += rate * (log * log - self._square)
         self.version += 1
@@ -200,7 +203,7 @@ class GapModel:
 
     def observe_cycle(self, seconds: float) -> None:
         """Learn one time between two arrivals of a session."""
-        self._cycles.add(_bin(seconds), ((0, 1.0),))
+        self._cycles.add(_bin(seconds), spread=False)
 
     def cycle(self) -> Array:
         """Return the distribution function of the time between two arrivals of a session."""

@@ -68,20 +68,21 @@ def chain_of(
 
 
 def parts_of(tenant: Tenant, agent: Agent, blocks: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the parts of *agent*'s anchor that *blocks* start with, as (end block, group)."""
+    """
+    Return the parts of *agent*'s anchor that *blocks* start with, as (end block, group).
+
+    The list is the table's own: read it only.
+    """
+    segments = tenant.agents.segments(agent)
     shared = common_prefix(agent.anchor, blocks)
-    parts = []
-    for end, group in tenant.agents.segments(agent):
-        if end > shared:
-            break
-        parts.append((end, group))
-    return parts
+    if shared == len(agent.anchor):
+        return segments
+    return [part for part in segments if part[0] <= shared]
 
 
 def _continues(chain: Chain, blocks: Sequence[Hashable]) -> bool:
     """Whether *blocks* start with what *chain* had, but for perhaps its last block."""
-    n = chain.blocks
-    for at, tail in zip((n, n - 1), chain.tails, strict=False):
-        if at <= len(blocks) and blocks[at - 1] == tail:
-            return True
-    return False
+    n, tails, length = chain.blocks, chain.tails, len(blocks)
+    if tails and n <= length and blocks[n - 1] == tails[0]:
+        return True
+    return len(tails) > 1 and n - 1 <= length and bool(blocks[n - 2] == tails[1])

@@ -12,6 +12,8 @@ from scout_server.policy.transitions import END
 
 __all__ = ["into_gap", "learn", "note_tool", "say_final"]
 
+_WITHOUT_TOOLS = {finish: f"{finish.value}:" for finish in Finish}
+
 
 def learn(tenant: Tenant, session: Session, agent: Agent, hints: Hints | None, now: float) -> None:
     """Learn from a request of *session* to *agent*: who followed whom, and how long it was away."""
@@ -19,22 +21,21 @@ def learn(tenant: Tenant, session: Session, agent: Agent, hints: Hints | None, n
     if turn is not None and session.last_turn == (agent.symbol, turn):
         return  # a retry
     session.last_turn = (agent.symbol, turn)
-    trust = tenant.trust(session.agent)
     if session.phase == Phase.ENDED:
         tenant.transitions.retract(session.ended_by, END)
         tenant.gaps.observe_end(session.kind, -1.0)
         tenant.lengths.ended(session.turns, -1.0)
     if session.ended_said:
+        trust = tenant.trust(session.agent)
         trust.final_kept = max(0.0, trust.final_kept - 1.0)
         session.ended_said = False
-    if session.turns and session.running == 0 and session.phase != Phase.RUNNING:
-        away = max(0.0, now - session.since)
-        if session.promise is not None:
-            said, back = session.promise.said, session.promise.back
-            own = tenant.gaps.density(session.kind, max(0.05, now - said))
-            trust.learn(back - said, now - said, own)
-        tenant.gaps.observe(session.kind, away)
     if session.turns:
+        if session.running == 0 and session.phase != Phase.RUNNING:
+            if session.promise is not None:
+                said, back = session.promise.said, session.promise.back
+                own = tenant.gaps.density(session.kind, max(0.05, now - said))
+                tenant.trust(session.agent).learn(back - said, now - said, own)
+            tenant.gaps.observe(session.kind, max(0.0, now - session.since))
         tenant.lengths.returned(session.turns)
         tenant.gaps.observe_cycle(now - session.arrived)
         tenant.transitions.observe(
@@ -54,7 +55,8 @@ def learn(tenant: Tenant, session: Session, agent: Agent, hints: Hints | None, n
     if hints is not None and hints.next_agents:
         known = (tenant.agents.find(each) for each in hints.next_agents[:16])
         session.certain = tuple(sorted({each.symbol for each in known if each is not None}))
-    agent.used(now)
+    agent.uses += 1
+    agent.last_used = now
     tenant.live[session.key] = session
     tenant.live.move_to_end(session.key)
 
@@ -101,8 +103,11 @@ def into_gap(
     now: float,
 ) -> None:
     """Say what kind of gap follows a request of *session*, and until when its tools take."""
+    session.kind = agent.kind = _WITHOUT_TOOLS[finish]
+    if not tools:
+        return
     names = "+".join(sorted({name for name, _ in tools}))[:64]
-    session.kind = agent.kind = f"{finish.value}:{names}"
+    session.kind = agent.kind = session.kind + names
     seconds = [s for _, s in tools if s is not None and math.isfinite(s) and s >= 0]
     if seconds:
         session.promise = Promise(said=now, back=now + max(seconds))

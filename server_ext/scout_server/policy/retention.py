@@ -7,7 +7,39 @@ from scout_server.policy.facts import UNHASHED
 
 __all__ = ["RetentionOrder"]
 
-_NOT_FREE = -1
+_LONGEST = 64  # blocks of a run
+_WORST = float("-inf")
+
+
+class _Run:
+    """A few blocks of one group that stand side by side in both orders."""
+
+    __slots__ = ("blocks", "gnext", "gprev", "live", "next", "owner", "prev", "start")
+
+    blocks: list[int]
+    """A block that was taken out of the middle is still in it; it has another run, or none."""
+    start: int
+    """Place in `blocks`: what is before it was taken."""
+    live: int
+    """How many of its blocks are still there."""
+    owner: "_Group"
+    next: "_Run"
+    prev: "_Run"
+    gnext: "_Run"
+    gprev: "_Run"
+
+
+class _Group(_Run):
+    """The free blocks of one group: a ring of runs that it is itself the end of."""
+
+    __slots__ = ("group", "key", "size", "stamp")
+
+    group: int
+    size: int
+    key: int
+    """Sequence of its current place in the heap."""
+    stamp: int
+    """How many blocks had been given back when it got its last one."""
 
 
 class RetentionOrder:
@@ -18,11 +50,11 @@ class RetentionOrder:
     the policy knows better, another order of eviction. Everything in it can be evicted. In LRU mode
     the order is exactly that of the engine's queue.
 
-    Two orders are kept at once, each a doubly linked list in arrays, so that switching between them
-    is free: the engine's, over all blocks; and one per group. In scout mode the group with the
-    lowest score goes first (of equals the one used longest ago), and inside a group the engine's
-    order holds, which is tail before head. Scores are set from outside, never computed here: a pop
-    costs the same whatever the pool's size.
+    Two orders are kept at once, as linked lists of runs, so that switching between them is free:
+    the engine's, over all blocks; and one per group. In scout mode the group with the lowest score
+    goes first (of equals the one used longest ago), and inside a group the engine's order holds,
+    which is tail before head. Scores are set from outside, never computed here: a pop costs the
+    same whatever the pool's size.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -34,21 +66,13 @@ class RetentionOrder:
         self.passed = 0
         """Of those in scout mode, blocks of groups that were given back only just before."""
         self._given = 0
-        self._stamps: dict[int, int] = {}  # sentinel -> blocks given back before its last one
-        unused = [_NOT_FREE] * (capacity + 1)
-        self._next = list(unused)  # the engine's order; index `capacity` is its sentinel
-        self._prev = list(unused)
-        self._next[capacity] = self._prev[capacity] = capacity
-        self._gnext = list(unused)  # order inside groups; a group's sentinel is > capacity
-        self._gprev = list(unused)
-        self._at = list(unused)  # sentinel of a free block's group
         self._free = 0
-        self._sentinel: dict[int, int] = {}  # group -> sentinel, for groups with blocks
-        self._group: dict[int, int] = {}  # sentinel -> group
-        self._sizes: dict[int, int] = {}  # sentinel -> blocks
-        self._idle: list[int] = []  # sentinels to use again
-        self._keys: dict[int, int] = {}  # group -> sequence of its current place in the heap
-        self._heap: list[tuple[float, int, int]] = []  # (score, sequence, group), lazily valid
+        self._run: list[_Run | None] = [None] * capacity  # of each free block
+        end = self._end = _Group()  # before the first run of the engine's order, after the last
+        end.next = end.prev = end.gnext = end.gprev = end.owner = end
+        self._groups: dict[int, _Group] = {}  # those that have blocks
+        self._heap: list[tuple[float, int, _Group]] = []  # (score, sequence, group), lazily valid
+        self._stale = False  # whether the heap is to be made anew before it is used
         self._sequence = 0
         self._scores: dict[int, float] = {}
 
@@ -58,64 +82,97 @@ class RetentionOrder:
 
     def __contains__(self, block: int) -> bool:
         """Whether *block* is free."""
-        return 0 <= block < self.capacity and self._at[block] != _NOT_FREE
+        return 0 <= block < self.capacity and self._run[block] is not None
 
     def size(self, group: int) -> int:
         """Return how many free blocks *group* has."""
-        sentinel = self._sentinel.get(group)
-        return 0 if sentinel is None else self._sizes[sentinel]
+        owner = self._groups.get(group)
+        return 0 if owner is None else owner.size
 
     def append(self, block: int, group: int) -> None:
         """Add *block*, owned by *group*, at the end: reused last; ValueError if it is free."""
-        if self._at[block] != _NOT_FREE:
+        if self._run[block] is not None:
             raise ValueError(f"block {block} is already free")
-        sentinel = self._sentinel.get(group)
-        if sentinel is None:
-            sentinel = self._open(group)
-        end = self.capacity
-        nxt, prv = self._next, self._prev
-        last = prv[end]
-        nxt[last] = block
-        prv[block] = last
-        nxt[block] = end
-        prv[end] = block
-        nxt, prv = self._gnext, self._gprev
-        last = prv[sentinel]
-        nxt[last] = block
-        prv[block] = last
-        nxt[block] = sentinel
-        prv[sentinel] = block
-        self._at[block] = sentinel
-        self._sizes[sentinel] += 1
+        owner = self._groups.get(group)
+        if owner is None:
+            owner = self._open(group)
+        run = self._end.prev
+        if (
+            run.owner is owner
+            and run.live == len(run.blocks) - run.start
+            and len(run.blocks) < _LONGEST
+        ):
+            run.blocks.append(block)
+            run.live += 1
+        else:
+            run = self._add_run([block], owner, before=self._end, within=owner)
+        self._run[block] = run
+        owner.size += 1
         self._free += 1
         self._given += 1
-        self._stamps[sentinel] = self._given
+        owner.stamp = self._given
 
     def prepend(self, block: int, group: int) -> None:
         """Add *block*, owned by *group*, at the front: reused first; ValueError if it is free."""
-        if self._at[block] != _NOT_FREE:
+        if self._run[block] is not None:
             raise ValueError(f"block {block} is already free")
-        sentinel = self._sentinel.get(group)
-        if sentinel is None:
-            sentinel = self._open(group)
-        for nxt, prv, head in (
-            (self._next, self._prev, self.capacity),
-            (self._gnext, self._gprev, sentinel),
-        ):
-            first = nxt[head]
-            prv[first] = block
-            nxt[block] = first
-            prv[block] = head
-            nxt[head] = block
-        self._at[block] = sentinel
-        self._sizes[sentinel] += 1
+        owner = self._groups.get(group)
+        if owner is None:
+            owner = self._open(group)
+        self._run[block] = self._add_run([block], owner, before=self._end.next, within=owner.gnext)
+        owner.size += 1
         self._free += 1
+
+    def extend(self, blocks: Iterable[int], group: int) -> None:
+        """Append every block of *blocks* in turn, faster than one by one."""
+        added = list(blocks)
+        if len(added) > _LONGEST:
+            for first in range(0, len(added), _LONGEST):
+                self.extend(added[first : first + _LONGEST], group)
+            return
+        runs, run = self._run, _Run()
+        wrong = None
+        for place, block in enumerate(added):
+            if runs[block] is not None:
+                wrong = block
+                del added[place:]
+                break
+            runs[block] = run
+        if added:
+            owner = self._groups.get(group)
+            if owner is None:
+                owner = self._open(group)
+            count = len(added)
+            self._link(run, added, owner, before=self._end, within=owner)
+            owner.size += count
+            self._free += count
+            owner.stamp = self._given = self._given + count
+        if wrong is not None:
+            raise ValueError(f"block {wrong} is already free")
 
     def remove(self, block: int) -> None:
         """Take *block* out because it is used again; KeyError when it is not free."""
-        if block not in self:
+        run = self._run[block] if 0 <= block < self.capacity else None
+        if run is None:
             raise KeyError(block)
-        self._take(block)
+        self._run[block] = None
+        self._taken(run, 1)
+
+    def discard_all(self, blocks: Iterable[int]) -> None:
+        """Take out every block of *blocks*; those that are not free are passed over."""
+        runs = self._run
+        current, count = None, 0
+        for block in blocks:
+            run = runs[block]
+            if run is not current:
+                if current is not None:
+                    self._taken(current, count)
+                current, count = run, 0
+            if run is not None:
+                runs[block] = None
+                count += 1
+        if current is not None:
+            self._taken(current, count)
 
     def pop(self, n: int, *, now: float) -> list[int]:
         """Take out and return *n* victims, first one first; ValueError if fewer are free."""
@@ -125,20 +182,20 @@ class RetentionOrder:
         self.popped += n
         victims: list[int] = []
         if not self.scout:
-            nxt, end = self._next, self.capacity
-            for _ in range(n):
-                block = nxt[end]
-                self._take(block)
-                victims.append(block)
+            while n > 0:
+                n -= self._take_first(self._end.next, n, victims)
             return victims
         recent = self.capacity // 4
         while n > 0:
-            sentinel = self._first_group()
-            count = min(n, self._sizes[sentinel])
-            if self._given - self._stamps.get(sentinel, 0) < recent:
+            owner = self._first_group()
+            count = owner.size
+            if count > n:
+                count = n
+            if self._given - owner.stamp < recent:
                 self.passed += count
-            self._take_first(sentinel, count, victims)
             n -= count
+            while count > 0:
+                count -= self._take_first(owner.gnext, count, victims)
         return victims
 
     def __iter__(self) -> Iterator[int]:
@@ -147,7 +204,7 @@ class RetentionOrder:
 
     def lru(self) -> Iterator[int]:
         """Iterate in the engine's own order (for handing the queue back)."""
-        return iter(list(self._chain(self._next, self.capacity, self.capacity)))
+        return iter(list(self._engine_order(self._end)))
 
     def after(self, block: int | None) -> Iterator[int]:
         """
@@ -157,77 +214,18 @@ class RetentionOrder:
         """
         if block is None:
             return self._walk()
-        if block not in self:
+        run = self._run[block] if 0 <= block < self.capacity else None
+        if run is None:
             raise KeyError(block)
-        if not self.scout:
-            return self._chain(self._next, block, self.capacity)
-        return self._walk_after(block)
-
-    def extend(self, blocks: Iterable[int], group: int) -> None:
-        """Append every block of *blocks* in turn, faster than one by one."""
-        sentinel = self._sentinel.get(group)
-        nxt, prv, gnext, gprev = self._next, self._prev, self._gnext, self._gprev
-        at, end = self._at, self.capacity
-        last = prv[end]
-        count = 0
-        glast = -1 if sentinel is None else gprev[sentinel]
-        for block in blocks:
-            if at[block] != _NOT_FREE:
-                break
-            if sentinel is None:
-                sentinel = self._open(group)
-                glast = gprev[sentinel]
-            nxt[last] = block
-            prv[block] = last
-            gnext[glast] = block
-            gprev[block] = glast
-            at[block] = sentinel
-            last = glast = block
-            count += 1
-        else:
-            block = -1
-        if count:
-            assert sentinel is not None
-            nxt[last] = end
-            prv[end] = last
-            gnext[glast] = sentinel
-            gprev[sentinel] = glast
-            self._sizes[sentinel] += count
-            self._free += count
-            self._given += count
-            self._stamps[sentinel] = self._given
-        if block >= 0:
-            raise ValueError(f"block {block} is already free")
-
-    def discard_all(self, blocks: Iterable[int]) -> None:
-        """Take out every block of *blocks*; those that are not free are passed over."""
-        at, sizes = self._at, self._sizes
-        nxt, prv, gnext, gprev = self._next, self._prev, self._gnext, self._gprev
-        for block in blocks:
-            sentinel = at[block]
-            if sentinel == _NOT_FREE:
-                continue
-            before, behind = prv[block], nxt[block]
-            nxt[before] = behind
-            prv[behind] = before
-            before, behind = gprev[block], gnext[block]
-            gnext[before] = behind
-            gprev[behind] = before
-            at[block] = _NOT_FREE
-            self._free -= 1
-            size = sizes[sentinel] - 1
-            if size:
-                sizes[sentinel] = size
-            else:
-                self._close(sentinel)
+        return self._walk_after(block, run)
 
     def group_sizes(self) -> dict[int, int]:
         """Return how many free blocks each group has, groups without any left out."""
-        return {group: self._sizes[sentinel] for group, sentinel in self._sentinel.items()}
+        return {group: owner.size for group, owner in self._groups.items()}
 
     def groups(self) -> Iterable[int]:
         """Return the groups that have free blocks, in no particular order."""
-        return self._sentinel.keys()
+        return self._groups.keys()
 
     def score(self, group: int) -> float:
         """Return the score of *group*; 0 when none was set."""
@@ -235,142 +233,176 @@ class RetentionOrder:
 
     def set_score(self, group: int, score: float) -> None:
         """Give *group* a score from now on; a higher score goes later."""
-        if group not in self._keys:
-            self._scores[group] = score
-        elif self._scores.get(group, 0.0) != score:
-            self._scores[group] = score
-            self._place(group)
+        self.set_scores(((group, score),))
 
     def set_scores(self, scores: Iterable[tuple[int, float]]) -> None:
         """Give many groups a score from now on, faster than one by one."""
-        keys, heap, known, sequence = self._keys, self._heap, self._scores, self._sequence
+        groups, heap, known, sequence = self._groups, self._heap, self._scores, self._sequence
+        stale, push = self._stale, heapq.heappush
         for group, score in scores:
-            if group in keys and group != UNHASHED and known.get(group, 0.0) != score:
+            owner = groups.get(group)
+            if owner is not None and known.get(group, 0.0) != score and group != UNHASHED:
                 sequence += 1
-                keys[group] = sequence
-                heapq.heappush(heap, (score, sequence, group))
+                owner.key = sequence
+                if not stale:
+                    push(heap, (score, sequence, owner))
             known[group] = score
         self._sequence = sequence
-        self._trim()
+        if len(heap) > 64 + 4 * len(groups):
+            self._stale = True
 
     def rescore(self, scores: Mapping[int, float]) -> None:
         """Replace all scores; groups without a score have 0."""
         self._scores = dict(scores)
-        get = self._scores.get
-        self._heap = [(get(group, 0.0), at, group) for group, at in self._keys.items()]
-        if UNHASHED in self._keys:
-            at = self._keys[UNHASHED]
-            self._heap.remove((get(UNHASHED, 0.0), at, UNHASHED))
-            self._heap.append((float("-inf"), at, UNHASHED))
-        heapq.heapify(self._heap)
+        self._stale = True
 
     def used(self, group: int) -> None:
         """Say that *group* was used just now: of equal scores it goes last."""
-        if group in self._sentinel:
-            self._place(group)
+        owner = self._groups.get(group)
+        if owner is not None:
+            self._place(owner)
 
-    def _open(self, group: int) -> int:
-        if self._idle:
-            sentinel = self._idle.pop()
+    # ---- runs ------------------------------------------------------------------------------
+
+    def _add_run(self, blocks: list[int], owner: _Group, *, before: _Run, within: _Run) -> _Run:
+        """Link a new run in *before* a run of the engine's order, and *within* its group."""
+        run = _Run()
+        self._link(run, blocks, owner, before=before, within=within)
+        return run
+
+    @staticmethod
+    def _link(run: _Run, blocks: list[int], owner: _Group, *, before: _Run, within: _Run) -> None:
+        run.blocks = blocks
+        run.start = 0
+        run.live = len(blocks)
+        run.owner = owner
+        last = run.prev = before.prev
+        last.next = before.prev = run
+        run.next = before
+        last = run.gprev = within.gprev
+        last.gnext = within.gprev = run
+        run.gnext = within
+
+    def _taken(self, run: _Run, count: int) -> None:
+        """Note that *count* blocks of *run* were taken out; drop it when it has no more."""
+        owner = run.owner
+        self._free -= count
+        left = run.live - count
+        if left:
+            run.live = left
+            if 4 * left < len(run.blocks):
+                runs = self._run
+                run.blocks = [block for block in run.blocks[run.start :] if runs[block] is run]
+                run.start = 0
         else:
-            sentinel = len(self._gnext)
-            self._gnext.append(sentinel)
-            self._gprev.append(sentinel)
-        self._gnext[sentinel] = self._gprev[sentinel] = sentinel
-        self._sentinel[group] = sentinel
-        self._group[sentinel] = group
-        self._sizes[sentinel] = 0
-        self._place(group)
-        return sentinel
+            before, behind = run.prev, run.next
+            before.next = behind
+            behind.prev = before
+            before, behind = run.gprev, run.gnext
+            before.gnext = behind
+            behind.gprev = before
+        owner.size -= count
+        if not owner.size:
+            owner.key = 0
+            del self._groups[owner.group]
 
-    def _place(self, group: int) -> None:
-        self._sequence += 1
-        self._keys[group] = self._sequence
-        heapq.heappush(self._heap, (self._rank(group), self._sequence, group))
-        self._trim()
+    def _take_first(self, run: _Run, most: int, taken: list[int]) -> int:
+        """Take at most *most* blocks from the front of *run* into *taken*; return how many."""
+        runs, blocks, start, count = self._run, run.blocks, run.start, run.live
+        if count == len(blocks) - start:
+            if count > most:
+                count = most
+                run.start = start + count
+                found = blocks[start : start + count]
+            else:
+                found = blocks[start:] if start else blocks
+        else:
+            count = min(count, most)
+            found = []
+            while len(found) < count:
+                if runs[blocks[start]] is run:
+                    found.append(blocks[start])
+                start += 1
+            run.start = start
+        for block in found:
+            runs[block] = None
+        taken += found
+        self._taken(run, count)
+        return count
 
-    def _trim(self) -> None:
-        if len(self._heap) > 64 + 4 * len(self._sentinel):
-            self._heap = [(self._rank(each), at, each) for each, at in self._keys.items()]
-            heapq.heapify(self._heap)
+    # ---- groups ----------------------------------------------------------------------------
+
+    def _open(self, group: int) -> _Group:
+        owner = _Group()
+        owner.gnext = owner.gprev = owner
+        owner.group = group
+        owner.size = owner.stamp = 0
+        self._groups[group] = owner
+        self._place(owner)
+        return owner
+
+    def _place(self, owner: _Group) -> None:
+        sequence = owner.key = self._sequence = self._sequence + 1
+        if not self._stale:
+            heapq.heappush(self._heap, (self._rank(owner.group), sequence, owner))
+            self._stale = len(self._heap) > 64 + 4 * len(self._groups)
 
     def _rank(self, group: int) -> float:
-        return float("-inf") if group == UNHASHED else self._scores.get(group, 0.0)
+        return _WORST if group == UNHASHED else self._scores.get(group, 0.0)
 
-    def _take(self, block: int) -> None:
-        nxt, prv = self._next, self._prev
-        before, behind = prv[block], nxt[block]
-        nxt[before] = behind
-        prv[behind] = before
-        nxt, prv = self._gnext, self._gprev
-        before, behind = prv[block], nxt[block]
-        nxt[before] = behind
-        prv[behind] = before
-        sentinel = self._at[block]
-        self._at[block] = _NOT_FREE
-        self._free -= 1
-        size = self._sizes[sentinel] - 1
-        if size:
-            self._sizes[sentinel] = size
-        else:
-            self._close(sentinel)
-
-    def _take_first(self, sentinel: int, count: int, taken: list[int]) -> None:
-        """Take the first *count* blocks out of a group, and add them to *taken*."""
-        nxt, prv, gnext, at = self._next, self._prev, self._gnext, self._at
-        block = gnext[sentinel]
-        for _ in range(count):
-            taken.append(block)
-            before, behind = prv[block], nxt[block]
-            nxt[before] = behind
-            prv[behind] = before
-            at[block] = _NOT_FREE
-            block = gnext[block]
-        gnext[sentinel] = block
-        self._gprev[block] = sentinel
-        self._free -= count
-        size = self._sizes[sentinel] - count
-        if size:
-            self._sizes[sentinel] = size
-        else:
-            self._close(sentinel)
-
-    def _close(self, sentinel: int) -> None:
-        group = self._group.pop(sentinel)
-        del self._sizes[sentinel], self._sentinel[group], self._keys[group]
-        self._stamps.pop(sentinel, None)
-        self._idle.append(sentinel)
-
-    def _first_group(self) -> int:
-        heap, keys = self._heap, self._keys
+    def _first_group(self) -> _Group:
+        if self._stale:
+            get = self._scores.get
+            self._heap = [(get(g, 0.0), each.key, each) for g, each in self._groups.items()]
+            unhashed = self._groups.get(UNHASHED)
+            if unhashed is not None:
+                self._heap.remove((get(UNHASHED, 0.0), unhashed.key, unhashed))
+                self._heap.append((_WORST, unhashed.key, unhashed))
+            heapq.heapify(self._heap)
+            self._stale = False
+        heap = self._heap
         while True:
-            _, sequence, group = heap[0]
-            if keys.get(group) == sequence:
-                return self._sentinel[group]
+            _, sequence, owner = heap[0]
+            if owner.key == sequence:
+                return owner
             heapq.heappop(heap)
 
-    def _ranked(self) -> list[int]:
-        keys = self._keys
-        return sorted(self._sentinel, key=lambda group: (self._rank(group), keys[group]))
+    def _ranked(self) -> list[_Group]:
+        return sorted(self._groups.values(), key=lambda each: (self._rank(each.group), each.key))
 
     def _walk(self) -> Iterator[int]:
         if not self.scout:
-            yield from self._chain(self._next, self.capacity, self.capacity)
+            yield from self._engine_order(self._end)
             return
-        for group in self._ranked():
-            sentinel = self._sentinel[group]
-            yield from self._chain(self._gnext, sentinel, sentinel)
+        for owner in self._ranked():
+            yield from self._group_order(owner, owner)
 
-    def _walk_after(self, block: int) -> Iterator[int]:
-        sentinel = self._at[block]
-        yield from self._chain(self._gnext, block, sentinel)
+    def _walk_after(self, block: int, run: _Run) -> Iterator[int]:
+        yield from self._rest(run, run.blocks.index(block, run.start) + 1)
+        if not self.scout:
+            yield from self._engine_order(run)
+            return
+        owner = run.owner
+        yield from self._group_order(run, owner)
         ranked = self._ranked()
-        for group in ranked[ranked.index(self._group[sentinel]) + 1 :]:
-            yield from self._chain(self._gnext, self._sentinel[group], self._sentinel[group])
+        for each in ranked[ranked.index(owner) + 1 :]:
+            yield from self._group_order(each, each)
 
-    @staticmethod
-    def _chain(follow: list[int], start: int, end: int) -> Iterator[int]:
-        at = follow[start]
-        while at != end:
-            yield at
-            at = follow[at]
+    def _engine_order(self, run: _Run) -> Iterator[int]:
+        """Yield the blocks after *run* in the engine's order."""
+        run = run.next
+        while run is not self._end:
+            yield from self._rest(run, run.start)
+            run = run.next
+
+    def _group_order(self, run: _Run, owner: _Group) -> Iterator[int]:
+        """Yield the blocks after *run* in its group."""
+        run = run.gnext
+        while run is not owner:
+            yield from self._rest(run, run.start)
+            run = run.gnext
+
+    def _rest(self, run: _Run, start: int) -> list[int]:
+        """Return the blocks of *run* from place *start* on."""
+        runs = self._run
+        return [block for block in run.blocks[start:] if runs[block] is run]

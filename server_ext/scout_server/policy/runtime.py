@@ -140,9 +140,9 @@ class PolicyCore:
             known = min(chain.blocks, len(blocks))
         if not facts.warmup:
             learn(tenant, session, agent, hints, now)
-            tenant.agents.learn(agent, blocks, session.key)
+            if tenant.agents.learn(agent, blocks, session.key):
+                parts = parts_of(tenant, agent, blocks)
             tenant.sessions.tail(chain, blocks)
-            parts = parts_of(tenant, agent, blocks)
             self._seen += 1
             self._hinted += hinted
             self._recognised += not hinted and agent.name != GENERIC
@@ -394,14 +394,18 @@ class PolicyCore:
         for end, group in request.parts:
             parts.append((group, end - start))
             start = end
-        final.extend(parts)
+        final += parts
         if request.blocks > start:
             parts.append((request.chain.group, request.blocks - start))
         if request.total > start:
             final.append((request.chain.group, request.total - start))
         self.duel.step(parts, final)
         bar = self.settings.min_predictability
-        predictable = any(each.transitions.regular >= bar for each in self._tenants.values())
+        predictable = False
+        for tenant in self._tenants.values():
+            if tenant.transitions.regular >= bar:
+                predictable = True
+                break
         if self.settings.duel:
             leader = self.duel.leader
             self.order.scout = predictable and leader is not None

@@ -57,6 +57,8 @@ class Scoring:
         self.horizon = 60.0
         self.renewals = 0
         self._cells = 0
+        self._pause = 0.0  # before the next renewal
+        self._awaited = 0  # arrivals before the next renewal
         self.arrivals = 0
         """Requests since the last renewal; to be counted by the owner."""
         self._retained_share = retained_share
@@ -66,12 +68,11 @@ class Scoring:
 
     def renew(self, tenants: Iterable[Tenant], now: float, *, force: bool = False) -> bool:
         """Score everything anew if it is time, or *force* says so; return whether it was."""
-        fixed, each = _SECONDS
-        pause = max(min(self._share * self.horizon, _LONGEST_PAUSE_S), fixed + self._cells * each)
         if self._renewed is not None and not force:
             away = now - self._renewed
-            few = self.arrivals < (self._cells - _FREE_CELLS) // _CELLS_PER_ARRIVAL
-            if away < pause or (few and away < _IDLE_PAUSES * pause):
+            if away < self._pause:
+                return False
+            if self.arrivals < self._awaited and away < _IDLE_PAUSES * self._pause:
                 return False
         self.arrivals = 0
         self._cells = 0
@@ -94,13 +95,18 @@ class Scoring:
         )
         self._clip(tenants)
         self.follow(self.following)
+        fixed, each = _SECONDS
+        least = fixed + self._cells * each
+        self._pause = max(min(self._share * self.horizon, _LONGEST_PAUSE_S), least)
+        self._awaited = (self._cells - _FREE_CELLS) // _CELLS_PER_ARRIVAL
         return True
 
     def follow(self, name: str) -> None:
         """Order by `use` (expected use) or by `rate` (how often anchors were used)."""
         self.following = name
         self._order.rescore(self.uses if name == "use" else self.rates)
-        self._order.set_scores((group, math.inf) for group in self._all_held())
+        if self._held:
+            self._order.set_scores((group, math.inf) for group in self._all_held())
 
     def hold(self, request_id: str, groups: Iterable[int]) -> None:
         """Let *groups* go last of all until `let_go`: their request was preempted, and resumes."""

@@ -134,11 +134,14 @@ class SessionTable:
     def tail(self, chain: Chain, blocks: Sequence[Hashable]) -> None:
         """Let requests that start with all of *blocks* but perhaps the last be found as *chain*."""
         self._untail(chain)
-        n = len(blocks)
-        chain.tails = tuple(blocks[at - 1] for at in (n, n - 1) if at > 0)
-        chain.blocks = n
-        for block in chain.tails:
-            self._tails[block] = chain
+        n = chain.blocks = len(blocks)
+        if n > 1:
+            last, second = blocks[n - 1], blocks[n - 2]
+            chain.tails = (last, second)
+            self._tails[last] = self._tails[second] = chain
+        elif n:
+            chain.tails = (blocks[0],)
+            self._tails[blocks[0]] = chain
 
     def _untail(self, chain: Chain) -> None:
         for block in chain.tails:

@@ -80,32 +80,30 @@ class Transitions:
         Returns the log loss (nats) of what was predicted.
         *now* is END for a session's first request, *then* is END when it ended.
         """
-        self.used = max(self.used, before, now, then)
-        rows = self._learning(earlier, before, now)
-        found = self._probabilities(then, rows)
-        weights = self._weights()
-        probability = sum(w * p for w, p in zip(weights, found, strict=True))
-        loss = -math.log(max(probability, 1e-12))
-        merit = self._merit
-        for order, p in enumerate(found):
-            merit[order] = _FADE * merit[order] + math.log(max(p, 1e-6))
-        self._surprise(loss, new=self._zero[then] <= 0.0)
-        for row in rows:
-            self._add(row, then, weight)
-        if self._zero[then] <= 0.0:
+        highest = max(before, now, then)
+        if highest > self.used:
+            self.used = highest
+        merit, seen = self._merit, self._zero[then]
+        one, two, three = self._weights()
+        p = (seen + _NEW) / (self._seen + _NEW * (self.used + 1))
+        first = second = third = self._learn(now, then, p, weight)
+        if now != END:
+            row = self._context_row(0, before, now)
+            second = third = self._learn(row, then, first, weight)
+            if before != END:
+                row = self._context_row(earlier + 1, before, now)
+                third = self._learn(row, then, second, weight)
+        loss = -math.log(max(one * first + two * second + three * third, 1e-12))
+        merit[0] = _FADE * merit[0] + math.log(max(first, 1e-6))
+        merit[1] = _FADE * merit[1] + math.log(max(second, 1e-6))
+        merit[2] = _FADE * merit[2] + math.log(max(third, 1e-6))
+        self._surprise(loss, new=seen <= 0.0)
+        if seen <= 0.0:
             self._known += 1
-        self._zero[then] += weight
+        self._zero[then] = seen + weight
         self._seen += weight
         self._changed(now)
         return loss
-
-    def _learning(self, earlier: int, before: int, now: int) -> tuple[int, ...]:
-        """Return the rows that an observation goes to, by order; made when new."""
-        if now == END:
-            return (now,)
-        if before == END:
-            return now, self._context_row(0, before, now)
-        return now, self._context_row(0, before, now), self._context_row(earlier + 1, before, now)
 
     def _changed(self, now: int) -> None:
         self.version += 1
@@ -123,19 +121,26 @@ class Transitions:
         if not new:
             self._even_loss += _EVEN * (relative - self._even_loss)
 
-    def _add(self, row: int, then: int, weight: float) -> None:
-        width = self.width
+    def _learn(self, row: int, then: int, shorter: float, weight: float) -> float:
+        """Count *then* in *row*; return what its probability was, given the *shorter* context's."""
+        width, nxt, count, totals = self.width, self._next, self._count, self._total
         start = row * width
-        nxt, count = self._next, self._count
+        here = nxt[start : start + width]
+        total = totals[row]
+        place = start + here.index(then) if then in here else -1
+        p = shorter
+        if total > 0.0:
+            escape = _ESCAPE + _ESCAPE_KINDS * (width - here.count(_EMPTY))
+            p = ((count[place] if place >= 0 else 0.0) + escape * p) / (total + escape)
         if self.forgetting < 1.0:
             for at in range(start, start + width):
                 count[at] *= self.forgetting
-            self._total[row] *= self.forgetting
-        self._total[row] += weight
-        here = nxt[start : start + width]
-        if then in here:
-            count[start + here.index(then)] += weight
-            return
+            totals[row] = total * self.forgetting
+            total = totals[row]  # rounded to a single
+        totals[row] = total + weight
+        if place >= 0:
+            count[place] += weight
+            return p
         if _EMPTY in here:
             place = start + here.index(_EMPTY)
         else:
@@ -143,6 +148,7 @@ class Transitions:
             place = start + counts.index(min(counts))
         nxt[place] = then
         count[place] = weight
+        return p
 
     def retract(self, now: int, then: int) -> None:
         """Take back one observation in order 1, such as an end that proved not to be one."""
@@ -201,8 +207,9 @@ class Transitions:
         """
         R over some time, in [0, 1], where successors were known; 1 with less than two agents.
         """
-        agents = self._known - (self._zero[END] > 0.0)
-        return 1.0 if agents < 2 else min(1.0, max(0.0, 1.0 - self._even_loss))
+        if self._known < 2 or (self._known < 3 and self._zero[END] > 0.0):
+            return 1.0
+        return min(1.0, max(0.0, 1.0 - self._even_loss))
 
     def seen(self, symbol: int) -> float:
         """Return how often *symbol* followed anything."""
@@ -219,12 +226,13 @@ class Transitions:
         deep = self._contexts.find(earlier + 1, before, now)
         return now, pair, self.symbols + 1 + deep if deep >= 0 else -1
 
-    def _weights(self) -> list[float]:
+    def _weights(self) -> tuple[float, float, float]:
         """Return how much to believe each order, 1 to 3: by how well it predicted lately."""
-        best = max(self._merit)
-        raw = [math.exp(merit - best) for merit in self._merit]
-        total = sum(raw)
-        return [each / total for each in raw]
+        one, two, three = self._merit
+        best = max(one, two, three)
+        one, two, three = math.exp(one - best), math.exp(two - best), math.exp(three - best)
+        total = one + two + three
+        return one / total, two / total, three / total
 
     def probability(self, before: int, now: int, then: int, earlier: int = 0) -> float:
         """Return the probability that *then* comes next."""
