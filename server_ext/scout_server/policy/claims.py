@@ -1,6 +1,6 @@
 """The most claims that one node can grant, and to whom."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +15,8 @@ Bools = npt.NDArray[np.bool_]
 
 _ENUMERATED = 12
 """Rows of one node up to which all sets are looked at."""
+_PREFIXES = 4
+"""Shared prefixes that a node does not hold yet up to which all sets of them are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +63,26 @@ def best_set(
         if int((worth == most).sum()) > 1:
             return None
         return most, _members(fit.sessions, _sets(len(fit.sessions))[at])
-    if fit.extra.any() or int(fit.takes.sum()) > slots:
+    prefixes = _prefixes(problem, fit)
+    if prefixes is None or len(prefixes) > _PREFIXES or int(fit.takes.sum()) > slots:
         return None
-    table = _knapsack(fit.need.tolist(), fit.claim.tolist(), room)
-    if int(table.ways[room]) > 1:
+    tables = _Tables(problem, fit, 0, prefixes, room)
+    granted, ways, left, table = tables.best(np.array([room]), np.zeros(1, dtype=np.int64))
+    if int(ways[0]) > 1:
         return None
-    return int(table.best[room]), table.sessions(fit.sessions, room)
+    return int(granted[0]), tables.sessions(int(table[0]), int(left[0]))
 
 
 def _worths(problem: Problem, fit: _Rows, room: int, slots: int) -> Ints | None:
     """Return the claims of every set of the rows, -1 where it does not fit; None: unequal extra."""
+    prefixes = _prefixes(problem, fit)
+    if prefixes is None:
+        return None
     sets = _sets(len(fit.sessions))
     size = sets @ fit.need
-    if fit.extra.any():
-        group = problem.group[fit.sessions]
-        for name in set(group[fit.extra > 0].tolist()):
-            members = group == name
-            if int(fit.extra[members].min()) < int(fit.extra[members].max()):
-                return None
-            size = size + sets[:, members].any(axis=1) * int(fit.extra[members][0])
+    group = problem.group[fit.sessions]
+    for name, quanta in prefixes.items():
+        size = size + sets[:, group == name].any(axis=1) * quanta
     possible = size <= room
     if int(fit.takes.sum()) > slots:
         possible &= sets @ fit.takes <= slots
@@ -98,43 +101,95 @@ def _members(sessions: Sequence[int], inside: Ints) -> list[int]:
     return [s for s, there in zip(sessions, inside.tolist(), strict=True) if there]
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The most claims in every room up to the node's."""
+def _prefixes(problem: Problem, fit: _Rows) -> dict[int, int] | None:
+    """Return the quanta of each shared prefix that is not there yet; None: not the same for all."""
+    found: dict[int, int] = {}
+    if fit.extra.any():
+        group = problem.group[fit.sessions]
+        for name in sorted(set(group[fit.extra > 0].tolist())):
+            extra = fit.extra[group == name]
+            if int(extra.min()) < int(extra.max()):
+                return None
+            found[name] = int(extra[0])
+    return found
 
-    best: Ints
-    ways: Ints
-    """How many sets reach that; 2: more than one."""
-    taken: list[Bools]
-    need: list[int]
 
-    def sessions(self, rows: Sequence[int], left: int) -> list[int]:
-        """Return who has the most claims that fit *left*."""
-        chosen = []
-        for s, quanta, took in zip(
-            reversed(rows), reversed(self.need), reversed(self.taken), strict=True
+class _Tables:
+    """
+    The most claims of some sessions in every room, for every set of shared prefixes that is paid.
+
+    Table p has the sessions that need no prefix but those of the bits of p.
+    """
+
+    def __init__(
+        self, problem: Problem, fit: _Rows, first: int, prefixes: Mapping[int, int], room: int
+    ) -> None:
+        """Look at the rows from *first* on."""
+        self._rows = fit.sessions[first:]
+        self._need: list[int] = fit.need[first:].tolist()
+        self._claim: list[int] = fit.claim[first:].tolist()
+        bit = {name: 1 << k for k, name in enumerate(prefixes)}
+        self._bits = [bit.get(g, 0) for g in problem.group[self._rows].tolist()]
+        self._cost = [
+            sum(q for k, q in enumerate(prefixes.values()) if p >> k & 1)
+            for p in range(1 << len(prefixes))
+        ]
+        self._tables = [self._table(p, room) for p in range(len(self._cost))]
+
+    def _table(self, paid: int, room: int) -> tuple[Ints, Ints, Ints, list[tuple[int, Bools]]]:
+        """Return (most claims, in how many ways, prefixes used, who is taken) in every room."""
+        best = np.zeros(room + 1, dtype=np.int64)
+        ways = np.ones(room + 1, dtype=np.int64)
+        used = np.zeros(room + 1, dtype=np.int64)
+        taken: list[tuple[int, Bools]] = []
+        for row, (quanta, worth, bit) in enumerate(
+            zip(self._need, self._claim, self._bits, strict=True)
         ):
+            if bit & ~paid:
+                continue
+            with_it = np.full(room + 1, -1, dtype=np.int64)
+            with_it[quanta:] = best[: room + 1 - quanta] + worth
+            more = with_it > best
+            same = with_it == best
+            count = np.zeros_like(ways)
+            count[quanta:] = ways[: room + 1 - quanta]
+            ways = np.minimum(np.where(more, count, np.where(same, ways + count, ways)), 2)
+            if paid:
+                needs = np.zeros_like(used)
+                needs[quanta:] = used[: room + 1 - quanta] | bit
+                used = np.where(more, needs, used)
+            best = np.maximum(best, with_it)
+            taken.append((row, more))
+        return best, ways, used, taken
+
+    def best(self, room: Ints, paid: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """
+        Return (most claims, ways, room left, table) where each *room* is, prefixes *paid* in it.
+
+        No room, below 0: -1 claims. A plan counts as a way in the table of just its prefixes.
+        """
+        most = np.full(len(room), -1, dtype=np.int64)
+        ways, at, table = (np.zeros(len(room), dtype=np.int64) for _ in range(3))
+        for p, (best, count, used, _) in enumerate(self._tables):
+            left = room - self._cost[p] + np.take(self._cost, paid)
+            possible = (paid & ~p == 0) & (left >= 0)
+            left = np.maximum(left, 0)
+            worth = np.where(possible, best[left], -1)
+            here = np.where(count[left] > 1, 2, (used[left] | paid) == p)
+            ways = np.where(worth > most, here, np.where(worth == most, ways + here, ways))
+            better = (worth > most) | ((worth == most) & (here > 0))
+            at, table = np.where(better, left, at), np.where(better, p, table)
+            most = np.maximum(most, worth)
+        return most, np.minimum(ways, 2), at, table
+
+    def sessions(self, table: int, left: int) -> list[int]:
+        """Return who has the most claims of a table."""
+        chosen = []
+        for row, took in reversed(self._tables[table][3]):
             if took[left]:
-                chosen.append(s)
-                left -= quanta
+                chosen.append(self._rows[row])
+                left -= self._need[row]
         return chosen
-
-
-def _knapsack(need: list[int], claim: Sequence[int], room: int) -> _Table:
-    best = np.zeros(room + 1, dtype=np.int64)
-    ways = np.ones(room + 1, dtype=np.int64)
-    taken: list[Bools] = []
-    for quanta, worth in zip(need, claim, strict=True):
-        with_it = np.full(room + 1, -1, dtype=np.int64)
-        with_it[quanta:] = best[: room + 1 - quanta] + worth
-        more = with_it > best
-        same = with_it == best
-        count = np.zeros_like(ways)
-        count[quanta:] = ways[: room + 1 - quanta]
-        ways = np.minimum(np.where(more, count, np.where(same, ways + count, ways)), 2)
-        best = np.maximum(best, with_it)
-        taken.append(more)
-    return _Table(best, ways, taken, need)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +206,15 @@ class NodeClaims:
     _own: list[int]
     _at: Ints
     """Room left for its own, or the number of the set of its own."""
-    _table: _Table | None
+    _table: Ints
+    _tables: _Tables | None
 
     def sessions(self, row: int) -> list[int]:
         """Return who has the claims of one set."""
         guests = _members(self.guests, self.sets[row])
         at = int(self._at[row])
-        if self._table is not None:
-            return guests + self._table.sessions(self._own, at)
+        if self._tables is not None:
+            return guests + self._tables.sessions(int(self._table[row]), at)
         return guests + _members(self._own, _sets(len(self._own))[at])
 
 
@@ -178,9 +234,12 @@ def node_claims(
     count = len(guests)
     if count > most:
         return None
+    prefixes = _prefixes(problem, fit)
+    if prefixes is None:
+        return None
     sets = _sets(count)
-    table: _Table | None = None
-    if fit.extra.any() or int(fit.takes.sum()) > slots:
+    tables: _Tables | None = None
+    if int(fit.takes.sum()) > slots or len(prefixes) > _PREFIXES:
         if len(fit.sessions) > _ENUMERATED:
             return None
         flat = _worths(problem, fit, room, slots)
@@ -189,15 +248,23 @@ def node_claims(
         each = flat.reshape(-1, 1 << count)  # the guests are the lowest bits
         worth, at = each.max(axis=0), each.argmax(axis=0)
         ways = np.minimum((each == worth).sum(axis=0), 2)
+        table = np.zeros_like(at)
     else:
-        table = _knapsack(fit.need[count:].tolist(), fit.claim[count:].tolist(), room)
-        size = sets @ fit.need[:count]
-        at = np.maximum(room - size, 0)
-        worth = np.where(size <= room, table.best[at] + sets @ fit.claim[:count], -1)
-        ways = table.ways[at]
+        tables = _Tables(problem, fit, count, prefixes, room)
+        left = room - sets @ fit.need[:count]
+        paid = np.zeros(len(sets), dtype=np.int64)
+        group = problem.group[guests] if guests else np.zeros(0, dtype=np.int64)
+        for k, (name, quanta) in enumerate(prefixes.items()):
+            there_now = sets[:, group == name].any(axis=1)
+            paid |= there_now.astype(np.int64) << k
+            left = left - there_now * quanta
+        worth, ways, at, table = tables.best(left, paid)
+        worth = np.where(worth >= 0, worth + sets @ fit.claim[:count], -1)
     best = worth.copy()
     for bit in range(count):
         pairs = best.reshape(-1, 2, 1 << bit)
         np.maximum(pairs[:, 1], pairs[:, 0], out=pairs[:, 1])
     kept = np.flatnonzero((worth >= best) & (worth >= 0))
-    return NodeClaims(guests, sets[kept], worth[kept], ways[kept], own, at[kept], table)
+    return NodeClaims(
+        guests, sets[kept], worth[kept], ways[kept], own, at[kept], table[kept], tables
+    )
