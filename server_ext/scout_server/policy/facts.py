@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scout_sdk._hints import Hints
 
@@ -53,8 +54,7 @@ class FinishFacts:
     """Names of the tool calls in its output and their expected seconds, where parsed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(NamedTuple):
     """Whom the core takes a request for. None: nobody it knows."""
 
     agent: str | None
@@ -62,8 +62,7 @@ class Assignment:
     from_hint: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """The blocks of a chain up to *end_block* (exclusive) that belong to *group*."""
 
     end_block: int

@@ -4,42 +4,12 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
 from scout_server.policy.facts import UNHASHED
+from scout_server.policy.runs import Group, Run, add_run
 
 __all__ = ["RetentionOrder"]
 
 _LONGEST = 64  # blocks of a run
 _WORST = float("-inf")
-
-
-class _Run:
-    """A few blocks of one group that stand side by side in both orders."""
-
-    __slots__ = ("blocks", "gnext", "gprev", "live", "next", "owner", "prev", "start")
-
-    blocks: list[int]
-    """A block that was taken out of the middle is still in it; it has another run, or none."""
-    start: int
-    """Place in `blocks`: what is before it was taken."""
-    live: int
-    """How many of its blocks are still there."""
-    owner: "_Group"
-    next: "_Run"
-    prev: "_Run"
-    gnext: "_Run"
-    gprev: "_Run"
-
-
-class _Group(_Run):
-    """The free blocks of one group: a ring of runs that it is itself the end of."""
-
-    __slots__ = ("group", "key", "size", "stamp")
-
-    group: int
-    size: int
-    key: int
-    """Sequence of its current place in the heap."""
-    stamp: int
-    """How many blocks had been given back when it got its last one."""
 
 
 class RetentionOrder:
@@ -67,11 +37,11 @@ class RetentionOrder:
         """Of those in scout mode, blocks of groups that were given back only just before."""
         self._given = 0
         self._free = 0
-        self._run: list[_Run | None] = [None] * capacity  # of each free block
-        end = self._end = _Group()  # before the first run of the engine's order, after the last
+        self._run: list[Run | None] = [None] * capacity  # of each free block
+        end = self._end = Group()  # before the first run of the engine's order, after the last
         end.next = end.prev = end.gnext = end.gprev = end.owner = end
-        self._groups: dict[int, _Group] = {}  # those that have blocks
-        self._heap: list[tuple[float, int, _Group]] = []  # (score, sequence, group), lazily valid
+        self._groups: dict[int, Group] = {}  # those that have blocks
+        self._heap: list[tuple[float, int, Group]] = []  # (score, sequence, group), lazily valid
         self._stale = False  # whether the heap is to be made anew before it is used
         self._sequence = 0
         self._scores: dict[int, float] = {}
@@ -105,7 +75,7 @@ class RetentionOrder:
             run.blocks.append(block)
             run.live += 1
         else:
-            run = self._add_run([block], owner, before=self._end, within=owner)
+            run = add_run(Run(), [block], owner, before=self._end, within=owner)
         self._run[block] = run
         owner.size += 1
         self._free += 1
@@ -119,7 +89,7 @@ class RetentionOrder:
         owner = self._groups.get(group)
         if owner is None:
             owner = self._open(group)
-        self._run[block] = self._add_run([block], owner, before=self._end.next, within=owner.gnext)
+        self._run[block] = add_run(Run(), [block], owner, before=self._end.next, within=owner.gnext)
         owner.size += 1
         self._free += 1
 
@@ -130,7 +100,7 @@ class RetentionOrder:
             for first in range(0, len(added), _LONGEST):
                 self.extend(added[first : first + _LONGEST], group)
             return
-        runs, run = self._run, _Run()
+        runs, run = self._run, Run()
         wrong = None
         for place, block in enumerate(added):
             if runs[block] is not None:
@@ -143,7 +113,7 @@ class RetentionOrder:
             if owner is None:
                 owner = self._open(group)
             count = len(added)
-            self._link(run, added, owner, before=self._end, within=owner)
+            add_run(run, added, owner, before=self._end, within=owner)
             owner.size += count
             self._free += count
             owner.stamp = self._given = self._given + count
@@ -254,6 +224,7 @@ class RetentionOrder:
     def rescore(self, scores: Mapping[int, float]) -> None:
         """Replace all scores; groups without a score have 0."""
         self._scores = dict(scores)
+        self._heap.clear()
         self._stale = True
 
     def used(self, group: int) -> None:
@@ -264,26 +235,7 @@ class RetentionOrder:
 
     # ---- runs ------------------------------------------------------------------------------
 
-    def _add_run(self, blocks: list[int], owner: _Group, *, before: _Run, within: _Run) -> _Run:
-        """Link a new run in *before* a run of the engine's order, and *within* its group."""
-        run = _Run()
-        self._link(run, blocks, owner, before=before, within=within)
-        return run
-
-    @staticmethod
-    def _link(run: _Run, blocks: list[int], owner: _Group, *, before: _Run, within: _Run) -> None:
-        run.blocks = blocks
-        run.start = 0
-        run.live = len(blocks)
-        run.owner = owner
-        last = run.prev = before.prev
-        last.next = before.prev = run
-        run.next = before
-        last = run.gprev = within.gprev
-        last.gnext = within.gprev = run
-        run.gnext = within
-
-    def _taken(self, run: _Run, count: int) -> None:
+    def _taken(self, run: Run, count: int) -> None:
         """Note that *count* blocks of *run* were taken out; drop it when it has no more."""
         owner = run.owner
         self._free -= count
@@ -306,7 +258,7 @@ class RetentionOrder:
             owner.key = 0
             del self._groups[owner.group]
 
-    def _take_first(self, run: _Run, most: int, taken: list[int]) -> int:
+    def _take_first(self, run: Run, most: int, taken: list[int]) -> int:
         """Take at most *most* blocks from the front of *run* into *taken*; return how many."""
         runs, blocks, start, count = self._run, run.blocks, run.start, run.live
         if count == len(blocks) - start:
@@ -332,8 +284,8 @@ class RetentionOrder:
 
     # ---- groups ----------------------------------------------------------------------------
 
-    def _open(self, group: int) -> _Group:
-        owner = _Group()
+    def _open(self, group: int) -> Group:
+        owner = Group()
         owner.gnext = owner.gprev = owner
         owner.group = group
         owner.size = owner.stamp = 0
@@ -341,7 +293,7 @@ class RetentionOrder:
         self._place(owner)
         return owner
 
-    def _place(self, owner: _Group) -> None:
+    def _place(self, owner: Group) -> None:
         sequence = owner.key = self._sequence = self._sequence + 1
         if not self._stale:
             heapq.heappush(self._heap, (self._rank(owner.group), sequence, owner))
@@ -350,7 +302,7 @@ class RetentionOrder:
     def _rank(self, group: int) -> float:
         return _WORST if group == UNHASHED else self._scores.get(group, 0.0)
 
-    def _first_group(self) -> _Group:
+    def _first_group(self) -> Group:
         if self._stale:
             get = self._scores.get
             self._heap = [(get(g, 0.0), each.key, each) for g, each in self._groups.items()]
@@ -367,7 +319,7 @@ class RetentionOrder:
                 return owner
             heapq.heappop(heap)
 
-    def _ranked(self) -> list[_Group]:
+    def _ranked(self) -> list[Group]:
         return sorted(self._groups.values(), key=lambda each: (self._rank(each.group), each.key))
 
     def _walk(self) -> Iterator[int]:
@@ -377,7 +329,7 @@ class RetentionOrder:
         for owner in self._ranked():
             yield from self._group_order(owner, owner)
 
-    def _walk_after(self, block: int, run: _Run) -> Iterator[int]:
+    def _walk_after(self, block: int, run: Run) -> Iterator[int]:
         yield from self._rest(run, run.blocks.index(block, run.start) + 1)
         if not self.scout:
             yield from self._engine_order(run)
@@ -388,21 +340,21 @@ class RetentionOrder:
         for each in ranked[ranked.index(owner) + 1 :]:
             yield from self._group_order(each, each)
 
-    def _engine_order(self, run: _Run) -> Iterator[int]:
+    def _engine_order(self, run: Run) -> Iterator[int]:
         """Yield the blocks after *run* in the engine's order."""
         run = run.next
         while run is not self._end:
             yield from self._rest(run, run.start)
             run = run.next
 
-    def _group_order(self, run: _Run, owner: _Group) -> Iterator[int]:
+    def _group_order(self, run: Run, owner: Group) -> Iterator[int]:
         """Yield the blocks after *run* in its group."""
         run = run.gnext
         while run is not owner:
             yield from self._rest(run, run.start)
             run = run.gnext
 
-    def _rest(self, run: _Run, start: int) -> list[int]:
+    def _rest(self, run: Run, start: int) -> list[int]:
         """Return the blocks of *run* from place *start* on."""
         runs = self._run
         return [block for block in run.blocks[start:] if runs[block] is run]

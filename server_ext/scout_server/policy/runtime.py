@@ -8,7 +8,6 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from scout_sdk._hints import SessionEvent
-from scout_server.policy.agents import Agent
 from scout_server.policy.duel import Duel
 from scout_server.policy.facts import (
     UNOWNED,
@@ -23,8 +22,9 @@ from scout_server.policy.learning import into_gap, learn, note_tool, say_final
 from scout_server.policy.readout import AgentState, CoreState
 from scout_server.policy.retention import RetentionOrder
 from scout_server.policy.scoring import Scoring
-from scout_server.policy.sessions import Chain, Phase, Session
+from scout_server.policy.sessions import Phase
 from scout_server.policy.tenant import Tenant
+from scout_server.policy.underway import Underway
 from scout_server.policy.usage import AgentTokens
 
 __all__ = ["SNAPSHOT_VERSION", "PolicyCore", "PolicySettings"]
@@ -62,27 +62,6 @@ class PolicySettings:
     """Scores are renewed after this share of the cache's turnover time."""
 
 
-@dataclass(slots=True)
-class _Request:
-    tenant: Tenant
-    session: Session
-    agent: Agent
-    chain: Chain
-    parts: list[tuple[int, int]]
-    """(end block, group) of the anchor's parts that the prompt has."""
-    blocks: int
-    total: int
-    known: int
-    """Leading blocks that were in use less than a minute ago."""
-    final: bool
-    warmup: bool
-    prompt_tokens: int
-    ended: float = 0.0
-    """When it ended."""
-    said: tuple[Finish, tuple[tuple[str, float | None], ...]] | None = None
-    """What its output was said to end with, before it ended."""
-
-
 class PolicyCore:
     """
     Learns from facts, orders the free blocks of one replica.
@@ -99,8 +78,8 @@ class PolicyCore:
         self.order = RetentionOrder(capacity_blocks)
         self._enabled = settings.hints or settings.fingerprints
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
-        self._requests: OrderedDict[str, _Request] = OrderedDict()
-        self._ended: OrderedDict[str, _Request] = OrderedDict()
+        self._requests: OrderedDict[str, Underway] = OrderedDict()
+        self._ended: OrderedDict[str, Underway] = OrderedDict()
         self._groups = 0
         self._seen = self._hinted = self._recognised = self._regretted = 0
         self._tokens = AgentTokens()
@@ -146,7 +125,7 @@ class PolicyCore:
             self._seen += 1
             self._hinted += hinted
             self._recognised += not hinted and agent.name != GENERIC
-        request = _Request(
+        request = Underway(
             tenant=tenant,
             session=session,
             agent=agent,
@@ -180,11 +159,7 @@ class PolicyCore:
         request = self._requests.get(request_id)
         if request is None:
             return [Segment(total, UNOWNED)]
-        request.total = total
-        found = [Segment(end, group) for end, group in request.parts if end <= total]
-        if not found or found[-1].end_block < total or not request.parts:
-            found.append(Segment(total, request.chain.group))
-        return found
+        return request.segments(total)
 
     def finish(self, facts: FinishFacts, *, now: float) -> None:
         """Learn from a request's end; unknown requests are ignored."""
@@ -387,18 +362,8 @@ class PolicyCore:
 
     # ---- whom to follow --------------------------------------------------------------------
 
-    def _duel(self, request: _Request) -> None:
-        parts: list[tuple[int, int]] = []
-        final: list[tuple[int, int]] = []
-        start = 0
-        for end, group in request.parts:
-            parts.append((group, end - start))
-            start = end
-        final += parts
-        if request.blocks > start:
-            parts.append((request.chain.group, request.blocks - start))
-        if request.total > start:
-            final.append((request.chain.group, request.total - start))
+    def _duel(self, request: Underway) -> None:
+        parts, final = request.owners()
         self.duel.step(parts, final)
         bar = self.settings.min_predictability
         predictable = False

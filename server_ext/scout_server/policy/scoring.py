@@ -159,10 +159,10 @@ class Scoring:
 
     def touched(self, tenant: Tenant, session: Session, now: float) -> None:
         """Score the chains of *session* anew: something happened to it."""
-        if not session.chains:
+        if not session.groups:
             return
         if session.phase == Phase.ENDED:
-            self._put([(chain.group, 0.0) for chain in session.chains.values()])
+            self._put([(group, 0.0) for group in session.groups.values()])
             return
         outlook = self._outlooks.get(tenant.name)
         if outlook is None or session.agent >= len(outlook.place):
@@ -175,8 +175,8 @@ class Scoring:
         if typical is not None:
             self._put(
                 [
-                    (chain.group, typical[symbol])
-                    for symbol, chain in session.chains.items()
+                    (group, typical[symbol])
+                    for symbol, group in session.groups.items()
                     if symbol < len(typical)
                 ]
             )
@@ -259,15 +259,15 @@ class Scoring:
         sessions: Sequence[Session],
     ) -> list[tuple[int, float]]:
         """Return the scores of the chains of *sessions*, which *outlook* was asked about."""
-        who: list[int] = []
+        counts: list[int] = []
         symbols: list[int] = []
         groups: list[int] = []
         old: list[tuple[int, Chain]] = []
         for at, session in enumerate(sessions):
-            chains = session.chains
-            who += [at] * len(chains)
-            symbols += chains
-            groups += [chain.group for chain in chains.values()]
+            own = session.groups
+            counts.append(len(own))
+            symbols += own
+            groups += own.values()
             if session.old:
                 old += [(at, chain) for chain in session.old if chain.agent is not None]
             if len(groups) > _MAX_CHAINS:
@@ -276,13 +276,15 @@ class Scoring:
         for agent in tenant.agents:
             if agent.symbol < len(extension):
                 extension[agent.symbol] = agent.extension
-        who += [at for at, _ in old]
+        who = np.repeat(np.arange(len(counts)), counts)
+        if old:
+            who = np.concatenate([who, [at for at, _ in old]])
         symbols += [chain.agent.symbol for _, chain in old if chain.agent is not None]
         groups += [chain.group for _, chain in old]
         where = np.array(symbols, dtype=np.int64)
         where[where >= len(extension)] = 0
         place = outlook.place[where]
-        scores = outlook.chains(np.array(who, dtype=np.int64), np.maximum(place, 0))
+        scores = outlook.chains(who, np.maximum(place, 0))
         scores *= np.where(place >= 0, extension[where], 0.0)
         values = scores.tolist()
         found = list(zip(groups, values, strict=True))
@@ -317,7 +319,7 @@ def _groups(tenant: Tenant) -> Iterator[int]:
     """Yield every group that belongs to *tenant*, once."""
     found: set[int] = set()
     for session in tenant.sessions:
-        found.update(chain.group for chain in session.chains.values())
+        found.update(session.groups.values())
         found.update(chain.group for chain in session.old)
     for agent in tenant.agents:
         found.update(group for _, group in tenant.agents.segments(agent))

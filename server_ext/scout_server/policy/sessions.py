@@ -71,6 +71,8 @@ class Session:
     ended_by: int = 0
     """Symbol whose END was counted for it, to be taken back if it returns."""
     chains: dict[int, Chain] = field(default_factory=dict)
+    groups: dict[int, int] = field(default_factory=dict)
+    """The groups of `chains`."""
     old: list[Chain] = field(default_factory=list)
     turns: int = 0
 
@@ -159,4 +161,5 @@ class SessionTable:
             while len(session.old) > _MAX_CHAINS:
                 self._untail(session.old.pop(0))
         chain = session.chains[symbol] = Chain(group=group, agent=agent, session=session)
+        session.groups[symbol] = group
         return chain

@@ -109,6 +109,7 @@ class Tenant:
         self._trust.pop(agent.symbol, None)
         for session in self.sessions:
             session.chains.pop(agent.symbol, None)
+            session.groups.pop(agent.symbol, None)
             if session.agent == agent.symbol:
                 session.agent = 0
             if session.before == agent.symbol:

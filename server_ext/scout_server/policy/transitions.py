@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scout_server.policy.contexts import Contexts
+from scout_server.policy.surprise import Surprise
 
 __all__ = ["END", "Transitions"]
 
@@ -21,8 +22,6 @@ _ESCAPE = 1.0  # pseudo-counts of the shorter context
 _ESCAPE_KINDS = 0.25  # and per kind of successor seen: the more, the less is known
 _FADE = 0.99  # of an order's merit, per observation
 _STALE = 32  # observations after which every row is computed anew
-_EVEN = 1 / 16  # how fast the average that surprises do not move more than others follows
-_FAST, _SLOW = 0.25, 0.06  # how fast predictability falls, and how fast it rises
 
 Row = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -66,8 +65,7 @@ class Transitions:
         self._merit = [0.0, 0.0, 0.0]  # faded log likelihood of orders 1 to 3
         self.used = 0
         """The highest symbol seen so far; rows and matrices stop there."""
-        self._loss = 1.0  # moving average of log loss over that of a uniform guess
-        self._even_loss = 1.0  # the same, without weighing surprises more
+        self._surprise = Surprise()
 
     # ---- learning --------------------------------------------------------------------------
 
@@ -97,7 +95,8 @@ class Transitions:
         merit[0] = _FADE * merit[0] + math.log(max(first, 1e-6))
         merit[1] = _FADE * merit[1] + math.log(max(second, 1e-6))
         merit[2] = _FADE * merit[2] + math.log(max(third, 1e-6))
-        self._surprise(loss, new=seen <= 0.0)
+        if self._known > 1:
+            self._surprise.learn(loss / math.log(self._known), new=seen <= 0.0)
         if seen <= 0.0:
             self._known += 1
         self._zero[then] = seen + weight
@@ -112,20 +111,11 @@ class Transitions:
         else:
             self._rows.pop(now, None)
 
-    def _surprise(self, loss: float, *, new: bool) -> None:
-        if self._known < 2:
-            return
-        relative = min(loss / math.log(self._known), 2.0)
-        rate = _FAST if relative > self._loss else _SLOW
-        self._loss += rate * (relative - self._loss)
-        if not new:
-            self._even_loss += _EVEN * (relative - self._even_loss)
-
     def _learn(self, row: int, then: int, shorter: float, weight: float) -> float:
         """Count *then* in *row*; return what its probability was, given the *shorter* context's."""
         width, nxt, count, totals = self.width, self._next, self._count, self._total
         start = row * width
-        here = nxt[start : start + width]
+        here = nxt[start : start + width].tolist()
         total = totals[row]
         place = start + here.index(then) if then in here else -1
         p = shorter
@@ -200,16 +190,13 @@ class Transitions:
     @property
     def predictability(self) -> float:
         """R in [0, 1]: 1 less the recent log loss over a uniform guess's; a surprise lowers it."""
-        return min(1.0, max(0.0, 1.0 - self._loss))
+        return self._surprise.predictability
 
     @property
     def regular(self) -> float:
-        """
-        R over some time, in [0, 1], where successors were known; 1 with less than two agents.
-        """
-        if self._known < 2 or (self._known < 3 and self._zero[END] > 0.0):
-            return 1.0
-        return min(1.0, max(0.0, 1.0 - self._even_loss))
+        """R over some time, in [0, 1], where successors were known; 1 with less than two agents."""
+        few = self._known < 2 or (self._known < 3 and self._zero[END] > 0.0)
+        return 1.0 if few else self._surprise.regular
 
     def seen(self, symbol: int) -> float:
         """Return how often *symbol* followed anything."""
@@ -380,7 +367,7 @@ class Transitions:
             "total": self._total.tolist(),
             "zero": self._zero.tolist(),
             **self._contexts.snapshot(),
-            "loss": self._loss,
+            "loss": self._surprise.loss,
             "merit": list(self._merit),
         }
 
@@ -403,7 +390,7 @@ class Transitions:
         if not (isinstance(context, list) and isinstance(stamp, list)):
             raise ValueError("the contexts of the snapshot are damaged")
         self._contexts.restore(context, stamp, int(str(state["clock"])))
-        self._loss = self._even_loss = float(str(state["loss"]))
+        self._surprise = Surprise(float(str(state["loss"])))
         merit = state["merit"]
         if not isinstance(merit, list) or len(merit) != 3:
             raise ValueError("field 'merit' of the snapshot is damaged")
