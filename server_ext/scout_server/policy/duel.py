@@ -1,7 +1,7 @@
 """Is our order better than the engine's here? Shadow caches decide whom to follow."""
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 __all__ = ["Duel", "ShadowCache"]
 
@@ -36,6 +36,17 @@ class ShadowCache:
     def rescored(self) -> None:
         """Take note that all scores may have changed."""
         self._heap = []
+
+    def changed(self, groups: Iterable[int]) -> None:
+        """Take note that the scores of *groups* have changed."""
+        held, heap, score = self._held, self._heap, self._score
+        if not heap or score is None:
+            return
+        for group in groups:
+            if held.get(group):
+                self._sequence += 1
+                self._place[group] = self._sequence
+                heapq.heappush(heap, (score(group), self._sequence, group))
 
     def halve(self, kept: Callable[[int], bool]) -> None:
         """Go on with half the capacity and those groups that are *kept*."""
@@ -200,3 +211,8 @@ class Duel:
         """Take note that all scores may have changed."""
         for shadow in self.ours.values():
             shadow.rescored()
+
+    def changed(self, groups: Collection[int]) -> None:
+        """Take note that the scores of *groups* have changed."""
+        for shadow in self.ours.values():
+            shadow.changed(groups)

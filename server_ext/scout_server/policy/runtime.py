@@ -22,7 +22,7 @@ from scout_server.policy.learning import into_gap, learn, note_tool, say_final
 from scout_server.policy.readout import AgentState, CoreState
 from scout_server.policy.retention import RetentionOrder
 from scout_server.policy.scoring import Scoring
-from scout_server.policy.sessions import Phase
+from scout_server.policy.sessions import Phase, Session
 from scout_server.policy.tenant import Tenant
 from scout_server.policy.underway import Underway
 from scout_server.policy.usage import AgentTokens
@@ -194,7 +194,7 @@ class PolicyCore:
                 self._ended.popitem(last=False)
         if request.final:
             say_final(tenant, session)
-        self.scoring.touched(tenant, session, now)
+        self._touched(tenant, session, now)
 
     def tools(
         self,
@@ -223,7 +223,7 @@ class PolicyCore:
         if session.since != request.ended:
             return False
         into_gap(session, request.agent, finish, tools, now)
-        self.scoring.touched(request.tenant, session, now)
+        self._touched(request.tenant, session, now)
         return True
 
     def knows(self, session: str, *, tenant: str = "") -> bool:
@@ -243,7 +243,12 @@ class PolicyCore:
         if event.final:
             say_final(owner, session)
         if session.turns:
-            self.scoring.touched(owner, session, now)
+            self._touched(owner, session, now)
+
+    def _touched(self, tenant: Tenant, session: Session, now: float) -> None:
+        """Score a session's chains anew, in the shadows too where its client had a say."""
+        if self.scoring.touched(tenant, session, now):
+            self.duel.changed(session.groups.values())
 
     def tick(self, *, now: float) -> None:
         """Do the work that need not wait for an eviction; call once per engine step."""

@@ -157,20 +157,24 @@ class Scoring:
         if self.following == "use":
             self._order.set_scores(scores)
 
-    def touched(self, tenant: Tenant, session: Session, now: float) -> None:
-        """Score the chains of *session* anew: something happened to it."""
+    def touched(self, tenant: Tenant, session: Session, now: float) -> bool:
+        """
+        Score the chains of *session* anew: something happened to it.
+
+        Return whether its client had a say in it, so that the change may be a large one.
+        """
         if not session.groups:
-            return
+            return False
         if session.phase == Phase.ENDED:
             self._put([(group, 0.0) for group in session.groups.values()])
-            return
+            return True
         outlook = self._outlooks.get(tenant.name)
         if outlook is None or session.agent >= len(outlook.place):
-            return
+            return False
         if session.promise is not None or session.ended_said:
             outlook.ask([session], [tenant.trust(session.agent)], now)
             self._put(self._chains(tenant, outlook, [session]))
-            return
+            return True
         typical = self._typical[tenant.name].rows.get(session.agent)
         if typical is not None:
             self._put(
@@ -180,6 +184,7 @@ class Scoring:
                     if symbol < len(typical)
                 ]
             )
+        return False
 
     def _measure(self, now: float, tenants: Sequence[Tenant]) -> dict[str, float]:
         """Update the horizon; return how many sessions of each tenant start per second."""
