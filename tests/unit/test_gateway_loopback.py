@@ -474,12 +474,31 @@ async def test_a_node_whose_own_queue_grows_gets_no_more(start: Start) -> None:
     s = await start([node])
     first = asyncio.create_task(s.ask("a"))
     await until(lambda: node.running == 1)
+    await until(lambda: s.gateway.pool.engine.ledger.nodes[node.url].pressed)
     second = asyncio.create_task(s.ask("b"))
     await until(lambda: len(s.gateway.pool.engine.waiting) == 1)
     assert node.gate is not None
     node.gate.set()
     node.waiting = 0
     assert [r[0] for r in await asyncio.gather(first, second)] == [200, 200]
+
+
+async def test_what_waits_for_the_end_of_a_step_is_no_queue(start: Start) -> None:
+    """One look that finds requests waiting in the engine changes nothing; the next one decides."""
+    node = FakeNode(gate=asyncio.Event())
+    s = await start([node], poll_s=60.0)
+    first = asyncio.create_task(s.ask("a"))
+    await until(lambda: node.running == 1)
+    nodes, ledger = s.gateway.nodes, s.gateway.pool.engine.ledger
+    node.waiting = 1
+    nodes._look[node.url].set()
+    await until(lambda: node.url in nodes._queued)
+    assert not ledger.nodes[node.url].pressed
+    nodes._look[node.url].set()
+    await until(lambda: ledger.nodes[node.url].pressed)
+    assert node.gate is not None
+    node.gate.set()
+    assert (await first)[0] == 200
 
 
 async def test_a_plain_server_works(start: Start) -> None:

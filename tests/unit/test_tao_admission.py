@@ -153,10 +153,37 @@ def _with_credit(candidate: Candidate, tokens: int) -> Candidate:
 
 
 def test_an_idle_node_serves_the_queue_before_it_waits_for_a_tool() -> None:
-    """Rooms kept for gaps never leave a node idle while a request waits."""
+    """A node of which nothing is known gives up a gap's room at once when it idles."""
     gap = _with_credit(wants("gap", 2048, waiting=False, ready=False, nodes=frozenset({"n"})), 2000)
     answer = plan([wants("new", 2048), gap], [has("n", tokens=2048)])
     assert where(answer) == {"new": "n"}
+
+
+def test_an_idle_node_gives_up_no_more_than_it_has_idled_for() -> None:
+    """Until a node has idled for what a gap would cost to compute again, the request waits."""
+    gap = _with_credit(wants("gap", 2048, waiting=False, ready=False, nodes=frozenset({"n"})), 2000)
+    for spare, placed in ((0, {}), (1999, {}), (2000, {"new": "n"})):
+        assert (
+            where(plan([wants("new", 2048), gap], [has("n", tokens=2048, spare=spare)])) == placed
+        )
+
+
+def test_an_idle_node_loses_as_few_gaps_as_one_request_needs() -> None:
+    """Of three gaps the least valuable one goes, for one request; the others keep their rooms."""
+    gaps = [
+        _with_credit(wants(f"g{k}", 1024, waiting=False, nodes=frozenset({"n"})), k)
+        for k in (900, 1000, 950)
+    ]
+    answer = plan([wants("x", 1024), wants("y", 1024), *gaps], [has("n", tokens=3072)])
+    assert where(answer) == {"x": "n"}
+    assert sorted(p.key for p in answer.kept) == ["g1000", "g950"]
+
+
+def test_a_small_node_is_planned_in_small_pieces() -> None:
+    """On a node of 6,400 tokens sessions of 1,600 fit four times, though a piece is 1,024."""
+    answer = plan([wants(f"r{i}", 1600) for i in range(5)], [has("n", tokens=6400)])
+    assert len(answer.placements) == 4
+    assert answer.rounding_tokens < 1024
 
 
 def test_a_session_larger_than_every_node_gets_one_alone() -> None:

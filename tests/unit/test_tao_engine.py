@@ -59,7 +59,7 @@ def test_resume_goes_to_the_origin_while_its_credit_lives_else_anywhere() -> Non
     tao = engine(2, credit=CreditSettings(half_life_s=10.0))
     origin = run(tao, "a1", "a", now=0.0)
     other = "n1" if origin == "n0" else "n0"
-    assert tao.submit(turn("x", "x", 8000, nodes=frozenset({origin})), now=0.0)
+    assert tao.submit(turn("x", "x", 5000, nodes=frozenset({origin})), now=0.0)
     assert tao.submit(turn("y", "y", 2000, nodes=frozenset({other})), now=0.0)
     assert len(tao.step(now=0.0).placements) == 2
     assert tao.submit(turn("a2", "a"), now=1.0)
@@ -68,6 +68,60 @@ def test_resume_goes_to_the_origin_while_its_credit_lives_else_anywhere() -> Non
     late = tao.step(now=25.0).placements
     assert [(p.key, p.node) for p in late] == [("a2", other)]
     assert tao.ledger.sessions["", "a"].moves == 1
+
+
+def test_credit_is_at_most_what_others_have_left_on_the_node() -> None:
+    """What later turns used has pushed out the oldest: that is no credit, however young it is."""
+    for bounded, left in ((True, {"n0": 1000}), (False, {"n0": 4000})):
+        tao = engine(1, capacity=10_000, credit=CreditSettings(bounded=bounded))
+        run(tao, "a1", "a", now=0.0, tokens=4000)
+        run(tao, "b1", "b", now=0.0, tokens=5000)
+        assert tao.submit(turn("c1", "c", 4000), now=0.0)
+        assert tao.step(now=1.0).placements  # 10,000 less 5,000 of b and 4,000 that c uses
+        assert tao.ledger.credits(tao.ledger.sessions["", "a"], now=0.0) == left
+
+
+def test_what_a_node_says_that_it_holds_is_not_doubted() -> None:
+    """An engine that reports what it holds need not evict the oldest; its word is the credit."""
+    tao = engine(1, capacity=10_000)
+    run(tao, "a1", "a", now=0.0, tokens=4000)
+    tao.observe_held("a", "n0", 3500, used=False, now=0.0)
+    run(tao, "b1", "b", now=0.0, tokens=9000)
+    assert tao.ledger.credits(tao.ledger.sessions["", "a"], now=0.0) == {"n0": 3500}
+
+
+def test_a_session_that_runs_on_a_node_holds_what_it_used_there() -> None:
+    """While one turn of a session runs, its credit is not cut by what it uses itself."""
+    tao = engine(1, capacity=10_000)
+    run(tao, "a1", "a", now=0.0, tokens=6000)
+    assert tao.submit(turn("a2", "a", 6000), now=0.0)
+    assert tao.resume("a2", now=0.0) is not None
+    assert tao.ledger.credits(tao.ledger.sessions["", "a"], now=0.0) == {"n0": 6000}
+
+
+def test_a_node_that_was_lost_holds_nothing_when_it_is_back() -> None:
+    """Nothing of what a node held before it went down counts again."""
+    tao = engine(1, capacity=10_000)
+    run(tao, "a1", "a", now=0.0)
+    tao.lose_node("n0")
+    tao.set_node("n0", capacity=10_000, slots=16)
+    assert tao.ledger.credits(tao.ledger.sessions["", "a"], now=0.0) == {}
+
+
+def test_an_idle_node_waits_for_its_gaps_as_long_as_they_cost() -> None:
+    """A node that needs 1 ms a token waits 3 s for a gap of 3,000 tokens before it lets it go."""
+    tao = engine(1, capacity=4000, credit=CreditSettings(half_life_s=1e9, whole_s=60.0))
+    assert tao.submit(turn("a1", "a", 3000), now=0.0)
+    assert tao.step(now=0.0).placements
+    tao.finish("a1", prompt_tokens=3000, output_tokens=0, cached_tokens=0, now=3.0)
+    tao.ledger.nodes["n0"].rate.observe(1, 2)
+    assert tao.submit(turn("a2", "a", 3000), now=3.0)
+    assert tao.resume("a2", now=3.0) is not None
+    tao.finish("a2", prompt_tokens=3000, output_tokens=0, cached_tokens=0, now=6.0)
+    assert tao.submit(turn("b1", "b", 3000), now=6.0)
+    assert tao.step(now=6.0).placements == ()
+    assert tao.step(now=8.9).placements == ()
+    assert [p.key for p in tao.step(now=9.1).placements] == ["b1"]
 
 
 def test_without_release_gaps_would_hold_everything_for_ever() -> None:
@@ -170,12 +224,12 @@ def test_a_missing_final_message_leaves_no_session() -> None:
 def test_readiness_keeps_the_room_of_who_is_about_to_return() -> None:
     """Of two gaps with equal credit the one whose tool has ended keeps its room."""
     for back, away in (("a", "b"), ("b", "a")):
-        tao = engine(1, capacity=20_000)
+        tao = engine(1, capacity=20_000, credit=CreditSettings(bounded=False))
         for session in ("a", "b"):
             run(tao, f"{session}1", session, now=0.0, tokens=4096)
         assert tao.submit(turn("x", "x", 1024), now=0.0)
         assert tao.step(now=0.0).placements
-        tao.set_node("n0", capacity=5120, slots=16)  # room for one of the two gaps
+        tao.set_node("n0", capacity=5200, slots=16)  # room for one of the two gaps
         running = ToolEvent(name="", state=ToolState.STARTED, call_id="c", remaining_s=20.0)
         ended = ToolEvent(name="", state=ToolState.ENDED, call_id="c")
         tao.event(SessionEvent(session=away, tool=running), now=0.0)

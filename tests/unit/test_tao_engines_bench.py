@@ -1,16 +1,19 @@
 """Parts of `scout bench tao-engines` that need no engine."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
-from scout_sdk import ConfigError
+from scout_sdk import ConfigError, Hints
 from scout_server.bench.taoengines import (
     Arm,
     Program,
     make_programs,
     mean_size,
+    named,
+    peer_arguments,
     tao_engines,
 )
 from scout_server.demo.measure import Counters
@@ -67,3 +70,23 @@ def test_the_size_of_a_session_is_what_both_agents_hold() -> None:
     assert sum(len(s.prompt) for s in first) / 8 < size < sum(ends) / 8
     once = [Program(steps=p.steps[:1]) for p in programs]
     assert mean_size(once) == sum(len(s.prompt) for s in first) / 8
+
+
+def test_the_router_is_told_the_room_of_a_node_and_how_fast_it_is() -> None:
+    """Program scheduling gets its capacity and every coefficient; the cache-aware arm none."""
+    arguments = peer_arguments("vllm-router programs", 19_200)
+    config = json.loads(arguments[arguments.index("--program-scheduling-config-json") + 1])
+    assert config["token_capacity_per_dp_rank"] == 19_200
+    costs = {**config["prefill_cost_model"], **config["decode_throughput_model"]}
+    assert len(costs) == 7
+    assert all(value > 0 for value in costs.values())
+    assert peer_arguments("vllm-router cache-aware", 19_200) == ["--policy", "cache_aware"]
+
+
+def test_the_router_is_told_whose_turn_it_is_in_the_body() -> None:
+    """Each agent of a session is a program of its own; vLLM takes the context as a text."""
+    said = named(Hints(session="s", agent="coder", turn=3, final=True))
+    (text,) = said["vllm_xargs"].values()  # type: ignore[attr-defined]
+    context = json.loads(text)
+    assert (context["program_id"], context["session_id"]) == ("s:coder", "s")
+    assert context["expected_resume"] is False

@@ -121,7 +121,7 @@ def test_no_decision_is_left_out_that_would_let_somebody_in(seed: int) -> None:
         everybody = Snapshot(
             now=now,
             candidates=tuple(offers.waiting(held, now=now) for held in tao.waiting.values()),
-            rooms=tuple(beside(offers.rooms(), offers.kept(now=now))),
+            rooms=tuple(beside(offers.rooms(now=now), offers.kept(now=now))),
             reserved=tuple(sorted(tao.reserved.items())),
             settings=tao.settings,
         )

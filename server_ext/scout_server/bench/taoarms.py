@@ -137,7 +137,8 @@ def _thunderagent(evaluator: str, half_life_s: float) -> TaoSettings:
         planner="value-best-fit",
         origin_share=1.0,
         growth_turns=0.0,
-        credit=CreditSettings(half_life_s=half_life_s, whole_s=0.0),
+        idle_waits=False,
+        credit=CreditSettings(half_life_s=half_life_s, whole_s=0.0, bounded=False),
     )
 
 
@@ -166,6 +167,8 @@ ABLATIONS: dict[str, Callable[[], Route | TaoSettings]] = {
     "TAO, ThunderAgent order": lambda: TaoSettings(evaluator="thunderagent"),
     "TAO, best-fit decreasing": lambda: TaoSettings(planner="best-fit-decreasing"),
     "TAO, only reported credit": lambda: TaoSettings(credit=CreditSettings(trust_computed=False)),
+    "TAO, credit not bounded": lambda: TaoSettings(credit=CreditSettings(bounded=False)),
+    "TAO, idle nodes do not wait": lambda: TaoSettings(idle_waits=False),
     "TAO, no room to grow": lambda: TaoSettings(growth_turns=0.0),
     "TAO, rooms fade at once": lambda: TaoSettings(credit=CreditSettings(whole_s=0.0)),
     "TAO, every event decided": lambda: TaoSettings(joint_s=0.0),

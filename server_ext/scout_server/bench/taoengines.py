@@ -26,17 +26,75 @@ from scout_server.bench.gateway import gateway_port, started, stop
 from scout_server.demo.measure import Counters, read_counters
 from scout_server.demo.servers import Running, ServerSpec, start_all
 from scout_server.report import Target, command_line, emit, progress
+from scout_server.sim.hardware.fitted import shipped_profiles
+from scout_server.tao.telemetry import read_metrics
 
-__all__ = ["Arm", "Program", "make_programs", "mean_size", "tao_engines"]
+__all__ = [
+    "Arm",
+    "Program",
+    "make_programs",
+    "mean_size",
+    "named",
+    "peer_arguments",
+    "tao_engines",
+]
 
 _BLOCK = 32  # of which the CPU backend wants a multiple
 _AGENTS = ("planner", "coder")
 _OUTPUT = 8
-_PEERS: Mapping[str, tuple[str, ...]] = {
-    "vllm-router cache-aware": ("--policy", "cache_aware"),
-    "vllm-router programs": ("--policy", "cache_aware", "--enable-program-scheduling"),
-}
+_CACHE_AWARE = "vllm-router cache-aware"
+_PROGRAMS = "vllm-router programs"
+_PEERS = (_CACHE_AWARE, _PROGRAMS)
 """Arms of the router of PyPI's vllm-router, where it is installed."""
+
+
+def peer_arguments(name: str, room: int) -> list[str]:
+    """
+    Return how the router is started, for nodes of *room* KV tokens each.
+
+    Its program scheduling gets what it asks for: the nodes' room, the tiny model's step times on a
+    CPU as `scout sim calibrate` measured them, and sessions that may resume on another node.
+    """
+    if name == _CACHE_AWARE:
+        return ["--policy", "cache_aware"]
+    fit = shipped_profiles()["CPU", "scout-tiny"]
+    step = fit.latency
+    config = {
+        "global_queue": True,
+        "token_capacity_per_dp_rank": room,
+        "decode_buffer_tokens": _OUTPUT,
+        "prefill_cost_model": {
+            "intercept_seconds": fit.front.request_s_fixed + step.prefill_s_per_request,
+            "linear_seconds_per_1k_tokens": 1e3 * (step.dense_s_per_token + step.large_s_per_token),
+            "quadratic_seconds_per_1k_tokens_squared": 0.5e6 * step.pair_s,
+            "decode_throughput_alpha": 0.15,
+        },
+        "decode_throughput_model": {
+            "fixed_step_seconds": step.step_s_fixed,
+            "batch_step_seconds_per_request": step.sequence_s + step.dense_s_per_token,
+            "context_step_seconds_per_token": step.kv_token_s,
+        },
+    }
+    return [
+        "--policy", "cache_aware", "--enable-program-scheduling",
+        "--program-scheduling-config-json", json.dumps(config),
+    ]  # fmt: skip
+
+
+def named(hints: Hints) -> dict[str, object]:
+    """Return what tells the router's program scheduling whose turn it is: in the body."""
+    context = {
+        "program_id": f"{hints.session}:{hints.agent}",
+        "task_id": hints.session,
+        "session_id": hints.session,
+        "agent_id": hints.agent,
+        "agent_role": "lead",
+        "blocks_parent": False,
+        "expected_resume": not hints.final,
+        "expected_output_length": _OUTPUT,
+    }
+    return {"vllm_xargs": {"agentic_context": json.dumps(context)}}
+
 
 Route = Callable[[int, int], str]
 """Session's number and request's number -> root of the server to ask."""
@@ -79,6 +137,8 @@ class Arm:
     ttft_s: list[float] = field(default_factory=list)
     counters: Counters = field(default_factory=lambda: Counters(0.0, 0.0))
     failed: int = 0
+    running: list[int] = field(default_factory=list)
+    """Requests in one server, running or waiting there, once a second."""
 
     def row(self) -> dict[str, object]:
         """Return the figures."""
@@ -86,6 +146,9 @@ class Arm:
             "hit rate": round(self.counters.hit_rate, 4),
             "mean JCT s": round(statistics.fmean(self.jct_s), 3) if self.jct_s else None,
             "mean TTFT s": round(statistics.fmean(self.ttft_s), 3) if self.ttft_s else None,
+            "requests in a server": round(statistics.fmean(self.running), 2)
+            if self.running
+            else None,
             "sessions": len(self.jct_s),
             "failed": self.failed,
         }
@@ -138,8 +201,13 @@ async def _run(
     *,
     concurrency: int,
     name: str,
+    in_body: bool,
 ) -> None:
-    """Run *programs*, *concurrency* at a time, and add what was seen to *arm*."""
+    """
+    Run *programs*, *concurrency* at a time, and add what was seen to *arm*.
+
+    *in_body*: bodies name the program, too.
+    """
     queue = list(enumerate(programs))[::-1]
     requests = itertools.count()
     before = await _counters(roots)
@@ -163,6 +231,7 @@ async def _run(
                         "temperature": 0.0,
                         "stream": True,
                         "stream_options": {"include_usage": True},
+                        **(named(hints) if in_body else {}),
                     }
                     root = route(number, next(requests))
                     headers = dict(_wire.encode(hints))
@@ -174,8 +243,21 @@ async def _run(
                         await asyncio.sleep(step.gap_s)
                 arm.jct_s.append(time.perf_counter() - began)
 
+        looks = asyncio.create_task(_look(client, roots, arm.running))
         await asyncio.gather(*(worker() for _ in range(concurrency)))
+        looks.cancel()
     arm.counters = arm.counters + (await _counters(roots) - before)
+
+
+async def _look(client: aiohttp.ClientSession, roots: Sequence[str], seen: list[int]) -> None:
+    """Add the requests that each server runs to *seen*, once a second."""
+    while True:
+        await asyncio.sleep(1.0)
+        for root in roots:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with client.get(root + "/metrics") as answer:
+                    report = read_metrics(await answer.text(), rank=None)
+                seen.append((report.running or 0) + (report.waiting or 0))
 
 
 async def _ask(
@@ -319,11 +401,12 @@ async def _measure(
             "sticky": lambda session, request: roots[session % len(roots)],
             "tao": _to(front),
         }
-        for name, extra in _PEERS.items():
+        for name in _PEERS:
             if router is None:
                 absent[name] = "vllm-router is not installed"
                 continue
             try:
+                extra = peer_arguments(name, plan["room"])
                 routes[name] = _to(await stack.enter_async_context(_peer(router, roots, extra)))
             except (ScoutError, OSError) as error:
                 absent[name] = str(error)
@@ -349,6 +432,7 @@ async def _measure(
                 programs,
                 concurrency=plan["concurrency"],
                 name=label,
+                in_body=name == _PROGRAMS,
             )
             bar.advance(task)
 
@@ -437,6 +521,7 @@ def tao_engines(
         "vocabulary": vocabulary,
         "sessions": min(sessions, 32) if quick else sessions,
         "repetitions": 1 if quick else repetitions,
+        "room": blocks * _BLOCK,
         "seconds": round(60 * minutes),
         "concurrency": max(2, round(load * 2 * blocks * _BLOCK / size)),
         "seed": seed,

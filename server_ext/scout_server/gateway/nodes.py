@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_POSTS = 256
 _MAX_NAMES = 65_536
+_SOON = 1 / 8
+"""Share of `poll_s` until a node whose engine makes requests wait is looked at again."""
 
 
 def check_kv_events(addresses: Iterable[NodeAddress]) -> None:
@@ -56,6 +58,8 @@ class Nodes:
         self._suspect: set[str] = set()
         self._drained: set[str] = set()
         self._cache: dict[str, tuple[int, int]] = {}
+        self._queued: set[str] = set()
+        """Nodes whose engine made requests wait when it was last looked at."""
         self._client: aiohttp.ClientSession | None = None
         self._posts: set[asyncio.Task[None]] = set()
         self.kv: dict[str, KvEvents] = {}
@@ -247,7 +251,8 @@ class Nodes:
         look = self._look[name]
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.poll_s):
+                often = name in self._queued
+                async with asyncio.timeout(self.settings.poll_s * (_SOON if often else 1)):
                     await look.wait()
             look.clear()
             report = await self._report(address)
@@ -281,7 +286,9 @@ class Nodes:
             capacity=report.capacity_tokens or self._capacity(name),
             slots=self.settings.slots,
         )
-        engine.press_node(name, pressed=bool(report.waiting))
+        # What came while a step was computed waits for its end: only a queue that stays counts.
+        engine.press_node(name, pressed=bool(report.waiting) and name in self._queued)
+        (self._queued.add if report.waiting else self._queued.discard)(name)
         if report.used_fraction is not None:
             used = round(report.used_fraction * engine.ledger.nodes[name].capacity)
             self.pool.meters.drift[name] = engine.ledger.used(name)[0] - used

@@ -12,12 +12,17 @@ from scout_server.policy.placement import Candidate, Evaluator, Placement, Plann
 __all__ = ["AdmissionSettings", "Plan", "best_room", "decide"]
 
 
+_QUANTA = 64
+"""Pieces of which the smallest node has at least so many."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSettings:
     """Settings of the admission decision."""
 
     quantum_tokens: Annotated[int, Ge(1)] = 1024
-    """Room is planned in pieces of this size; the loss from rounding is in every plan."""
+    """Room is planned in pieces of this size, or of a 64th of the smallest node where that is less;
+    the loss from rounding is in every plan."""
     max_hold_s: Annotated[float, Gt(0)] = 120.0
     """
     A request held longer goes to the front, oldest first, and a node is kept free for it.
@@ -149,7 +154,7 @@ def decide(
             for name in open_nodes
         ],
         evaluator,
-        quantum=settings.quantum_tokens,
+        quantum=_quantum(settings, nodes),
         table=table,
     )
     solution = planner.solve(problem)
@@ -158,11 +163,19 @@ def decide(
     _spread(rest, planned, left, open_nodes, worth)
     chosen.update(planned)
     _top_up(rest, chosen, left, open_nodes, evaluator, worth)
-    _fill_idle(rest, chosen, left, open_nodes, evaluator)
+    _fill_idle(rest, chosen, left, open_nodes)
     plan = _plan(
         pool, chosen, kept_free, evaluator, solution.exact, solution.method, solution.states, hidden
     )
     return replace(plan, forced=placed_late)
+
+
+def _quantum(settings: AdmissionSettings, rooms: Sequence[Room]) -> int:
+    """Return the tokens of a quantum: small enough for the smallest node."""
+    smallest = min((r.capacity for r in rooms if r.capacity), default=0)
+    if not smallest:
+        return settings.quantum_tokens
+    return min(settings.quantum_tokens, max(1, smallest // _QUANTA))
 
 
 def best_room(candidate: Candidate, rooms: Sequence[Room], judge: Evaluator) -> str:
@@ -349,24 +362,51 @@ def _fill_idle(
     chosen: dict[str, str],
     left: Mapping[str, _Left],
     names: Sequence[str],
-    evaluator: Evaluator,
 ) -> None:
-    """Give an idle node to a request that waits, at the price of rooms kept for gaps there."""
+    """
+    Give an idle node to one request that waits, at the price of rooms kept for gaps there.
+
+    As few are lost as it takes, and none before the node has idled for as long as it would need to
+    compute again what is lost: the sessions in gaps may be back before.
+    """
     waiting = [c for c in rest if c.waiting and c.key not in chosen]
     if not waiting:
         return
-    soft = {c.key for c in rest if not c.waiting}
+    gaps = [c for c in rest if not c.waiting]
+    soft = {c.key for c in gaps}
     busy = {node for key, node in chosen.items() if key not in soft}
     for name in names:
         node = left[name]
-        if name in busy or node.room.running or not waiting:
+        if name in busy or node.room.running:
             continue
-        for candidate in [c for c in rest if not c.waiting and chosen.get(c.key) == name]:
-            del chosen[candidate.key]
-        node.tokens = node.room.tokens
-        node.prefixes = set(node.room.prefixes)
-        for candidate in list(waiting):
-            if node.fits(candidate, anywhere=True):
-                node.take(candidate)
-                chosen[candidate.key] = name
-                waiting.remove(candidate)
+        kept = [c for c in gaps if chosen.get(c.key) == name]
+        kept.sort(key=lambda c: (c.credits.get(name, 0), c.arrived, c.key))
+        for candidate in waiting:
+            lost = _price(candidate, node, kept)
+            if lost is None:
+                continue
+            for gap in lost:
+                del chosen[gap.key]
+                node.tokens += gap.footprint
+            node.take(candidate)
+            chosen[candidate.key] = name
+            waiting.remove(candidate)
+            break
+
+
+def _price(
+    candidate: Candidate, node: _Left, kept: Sequence[Candidate]
+) -> Sequence[Candidate] | None:
+    """Return the gaps on an idle node to be lost for *candidate*; None: it waits on."""
+    room, name = node.room, node.room.node
+    spare = room.spare
+    tokens, worth = node.tokens, candidate.credits.get(name, 0)
+    for count in range(len(kept) + 1):
+        if count:
+            tokens += kept[count - 1].footprint
+            worth -= kept[count - 1].credits.get(name, 0)
+        if spare is not None and -worth > spare:
+            return None
+        if replace(node, tokens=tokens).fits(candidate, anywhere=True):
+            return kept[:count]
+    return None

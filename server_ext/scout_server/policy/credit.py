@@ -26,6 +26,9 @@ class CreditSettings:
     trust_computed: bool = True
     """A node that reports cached tokens holds what it has just computed; off: only what it
     reported."""
+    bounded: bool = True
+    """Credit is at most what fits on the node beside all that was used there since: engines evict
+    what was used longest ago. What a node itself says that it holds is not bounded."""
     rate_weight: Annotated[float, Interval(gt=0, le=1)] = 0.1
     """Weight of the latest response in a node's cache rate."""
 
@@ -38,6 +41,8 @@ class Residue:
     """k0: cached tokens at *seen*."""
     seen: float
     """Time of that observation, on the caller's clock."""
+    told: bool = False
+    """The engine itself said so (its extension or KV events), and says when it loses some."""
 
 
 class CacheRate:

@@ -208,7 +208,7 @@ class TaoEngine:
         self.changed = False
         if not self._decidable(now=now):
             return None
-        rooms = self._offers.rooms()
+        rooms = self._offers.rooms(now=now)
         gaps = self._offers.gaps(now=now)
         self._joint = now + self.settings.joint_s
         most = self.settings.admission.max_pool
@@ -235,7 +235,7 @@ class TaoEngine:
         self._fresh.clear()
         if not looked:
             return False
-        rooms = self._offers.rooms()
+        rooms = self._offers.rooms(now=now)
         # Who fits only where a kept room would be lost is weighed at intervals.
         if now < self._joint:
             rooms = beside(rooms, self._offers.kept(now=now))
@@ -287,7 +287,8 @@ class TaoEngine:
         if not kept and len(self.waiting) > 1:
             return None
         home = origin if kept else None
-        rooms = beside(self._offers.rooms(home), self._offers.kept(home, now=now), idle=True)
+        kept_rooms = self._offers.kept(home, now=now)
+        rooms = beside(self._offers.rooms(home, now=now), kept_rooms, idle=True)
         fitting = [
             room
             for room in rooms

@@ -16,6 +16,8 @@ from scout_server.policy.credit import (
     initial_credit,
     kept_room,
 )
+from scout_server.policy.pace import Pace
+from scout_server.policy.shelf import Shelf
 
 __all__ = ["Booking", "Ledger", "LedgerSettings", "Node", "Session", "SessionState"]
 
@@ -65,6 +67,7 @@ class Node:
     served: int = 0
     """Turns that were booked there so far."""
     rate: CacheRate = field(default_factory=lambda: CacheRate(0.1))
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(slots=True)
@@ -142,6 +145,7 @@ class Ledger:
         """Tokens by which a session's turns grow on average, learnt from those that ended."""
         self._grown = 0
         self._tallies: dict[str, _Tally] = {}
+        self._shelves: dict[str, Shelf] = {}
 
     # ---- nodes -----------------------------------------------------------------------------
 
@@ -171,6 +175,7 @@ class Ledger:
             session.version += 1
             if session.origin == name:
                 session.origin = None
+        self._shelves.pop(name, None)
         node.up = False
         if forget:
             del self.nodes[name]
@@ -211,7 +216,18 @@ class Ledger:
         residue, node = session.residues.get(name), self.nodes.get(name)
         if residue is None or node is None or not node.up:
             return 0
-        return credit(residue, self.credit_settings, now=now)
+        k = credit(residue, self.credit_settings, now=now)
+        return min(k, self._fits(session, residue, node)) if k > 0 else 0
+
+    def _fits(self, session: Session, residue: Residue, node: Node) -> int:
+        """Return the most that a node can still hold for a session, whatever its age."""
+        runs = any(self.bookings[key].node == node.name for key in session.running)
+        if runs or residue.told or not self.credit_settings.bounded:
+            return residue.tokens
+        shelf = self._shelves.get(node.name)
+        if shelf is None:
+            return 0
+        return shelf.room(session.id, capacity=node.capacity, used=self.used(node.name)[0])
 
     def gap_room(self, session: Session, *, now: float) -> tuple[int, int]:
         """Return (credit, tokens of room) that a session in a gap keeps on its origin."""
@@ -229,10 +245,8 @@ class Ledger:
             return {}
         found = {
             name: k
-            for name, residue in session.residues.items()
-            if (node := self.nodes.get(name)) is not None
-            and node.up
-            and (k := credit(residue, self.credit_settings, now=now)) > 0
+            for name in session.residues
+            if (k := self.credit_on(session, name, now=now)) > 0
         }
         return dict(sorted(found.items()))
 
@@ -273,6 +287,7 @@ class Ledger:
         session.version += 1
         if (known := self.nodes.get(node)) is not None:
             known.served += 1
+            known.pace.runs(now)
         self.bookings[key] = Booking(
             key,
             session.id,
@@ -285,6 +300,7 @@ class Ledger:
             forced,
             beside,
         )
+        self._shelf(node).take(session.id)
         tally = self._tallies.setdefault(node, _Tally())
         tally.tokens += tokens
         tally.requests += 1
@@ -301,13 +317,11 @@ class Ledger:
 
     def release(self, key: str) -> Booking | None:
         """Give a request's room back and forget it; None when it has none."""
-        booking = self.bookings.pop(key, None)
-        if booking is not None:
-            self._untally(booking)
-            session = self.sessions.get(booking.session)
-            if session is not None:
-                session.running.discard(key)
-                self.settle(session)
+        booking = self._take_back(key)
+        if booking is not None and not self.used(booking.node)[1]:
+            node = self.nodes.get(booking.node)
+            if node is not None:
+                node.pace.stopped()
         return booking
 
     def finish(
@@ -321,11 +335,14 @@ class Ledger:
         now: float,
     ) -> Booking | None:
         """Give a request's room back and remember what its node now holds for the session."""
-        booking = self.release(key)
+        booking = self._take_back(key)
         if booking is None:
             return None
         session = self.sessions.get(booking.session)
         node = self.nodes.get(booking.node)
+        if node is not None:
+            computed = max(0, (prompt_tokens or 0) - (cached_tokens or 0)) + (output_tokens or 0)
+            node.pace.ended(computed, now=now, idle=not self.used(node.name)[1])
         if node is not None and prompt_tokens is not None and cached_tokens is not None:
             follow_up = session is not None and session.turns > 0
             if follow_up or cached_tokens > 0:
@@ -343,6 +360,8 @@ class Ledger:
         session.footprint = tokens
         session.attained += max(0, own - (cached_tokens or 0))
         session.seen = now
+        if booking.prefix is None:
+            self._shelf(booking.node).put(session.id, tokens)
         if session.state is SessionState.FINISHED or node is None:
             return booking
         k0 = initial_credit(
@@ -352,7 +371,7 @@ class Ledger:
             rate=node.rate.value,
             caches=self.credit_settings.trust_computed and bool(node.rate.value),
         )
-        session.residues[booking.node] = Residue(k0, now)
+        session.residues[booking.node] = Residue(k0, now, told=bool(held_tokens))
         if session.state is SessionState.TOOL and k0 > 0:
             self.gaps[session.id] = session
         return booking
@@ -373,9 +392,9 @@ class Ledger:
         if tokens <= 0:
             session.residues.pop(node, None)
         elif used or old is None:
-            session.residues[node] = Residue(tokens, now)
+            session.residues[node] = Residue(tokens, now, told=True)
         else:
-            session.residues[node] = Residue(min(tokens, old.tokens), old.seen)
+            session.residues[node] = Residue(min(tokens, old.tokens), old.seen, told=True)
         if session.state is SessionState.TOOL and tokens > 0 and session.origin == node:
             self.gaps[session.id] = session
         return True
@@ -391,6 +410,21 @@ class Ledger:
         return late
 
     # ---- inside ----------------------------------------------------------------------------
+
+    def _take_back(self, key: str) -> Booking | None:
+        """Take a request out of all books; what it used is the last to be evicted."""
+        booking = self.bookings.pop(key, None)
+        if booking is not None:
+            self._untally(booking)
+            self._shelf(booking.node).put(booking.session, booking.tokens)
+            session = self.sessions.get(booking.session)
+            if session is not None:
+                session.running.discard(key)
+                self.settle(session)
+        return booking
+
+    def _shelf(self, node: str) -> Shelf:
+        return self._shelves.setdefault(node, Shelf())
 
     def _learn_growth(self, tokens: int) -> None:
         self._grown += 1

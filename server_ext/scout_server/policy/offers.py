@@ -119,9 +119,10 @@ class Offers:
             attained=session.attained,
         )
 
-    def rooms(self, only: str | None = None) -> list[Room]:
+    def rooms(self, only: str | None = None, *, now: float) -> list[Room]:
         """Return what is left on nodes that take turns (on *only* one), beside what runs."""
         rooms = []
+        waits = self.settings.idle_waits
         resident: dict[str, int] = {}
         for session in self.ledger.gaps.values():
             if session.origin is not None:
@@ -147,6 +148,7 @@ class Offers:
                     reserve=min(reserve, node.capacity // 4) if requests else 0,
                     resident=resident.get(node.name, 0),
                     served=node.served,
+                    spare=node.pace.spare(now=now) if waits and not requests else None,
                 )
             )
         return rooms

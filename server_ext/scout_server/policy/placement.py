@@ -77,6 +77,8 @@ class Room:
     """Sessions in a gap that ran there last; between equals, fewer is better."""
     served: int = 0
     """Turns it has been given so far; the last word between equals, fewer is better."""
+    spare: int | None = None
+    """While it idles: credit of gaps that may be lost by now to let a request in; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,11 @@ class TaoSettings:
     for it. How much a turn grows is learnt. A node on which nothing runs, and a request that was
     held too long, know no such limit. 0: off.
     """
+    idle_waits: bool = True
+    """
+    An idle node keeps the rooms of gaps for as long as it would need to compute again what they
+    hold, and then loses one after the other. Off: it loses them at once to a request that waits.
+    """
     joint_s: Annotated[float, Ge(0)] = 1.0
     """How often a decision is made that could admit only by taking rooms kept for gaps."""
     max_waiting: Annotated[int, Ge(1)] = 4096
