@@ -345,3 +345,19 @@ def test_scores_set_together_give_the_order_of_scores_set_one_by_one(scores):
     for group, score in scores:
         apart.set_score(group, float(score))
     assert list(together) == list(apart)
+
+
+def test_a_shadow_evicts_by_scores_that_changed_after_they_were_told():
+    """What a client says between two requests counts at once, not at the next renewal only."""
+    scores = {1: 1.0, 2: 2.0, 3: 3.0}
+    duel = Duel(8, {"use": lambda group: scores[group]})
+    duel.step([(1, 4)], [(1, 4)])
+    duel.step([(2, 4)], [(2, 4)])
+    duel.rescored()
+    duel.step([(3, 1)], [(3, 1)])  # takes a block of the first
+    scores[1] = 9.0
+    duel.changed([1, 4])
+    duel.step([(3, 4)], [(3, 4)])
+    before = duel.hits["use"]
+    duel.step([(1, 3)], [(1, 3)])
+    assert duel.hits["use"] - before == 3

@@ -1,5 +1,6 @@
 """The policy core, driven as an engine drives it."""
 
+import itertools
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from scout_server.policy import (
     PolicySettings,
     RequestFacts,
 )
+from scout_server.policy.agents import AgentTable
 from scout_server.replica.pool import BlockPool
 
 
@@ -335,3 +337,14 @@ def test_a_preempted_request_keeps_its_blocks_longest_until_it_ends():
     assert max(core.order.score(group) for group in mine) < float("inf")
     core.refresh(now=62.0)
     assert max(core.order.score(group) for group in mine) < float("inf")
+
+
+def test_a_prompt_shorter_than_its_agents_anchor_shortens_it():
+    """An agent whose anchor is longer than a new session's prompt is served, and learnt from."""
+    agents = AgentTable(8, itertools.count(1).__next__, lambda agent: None)
+    agent = agents.named("a", hinted=True)
+    for session in range(5):
+        agents.learn(agent, [1, 2, 3], f"s{session}")
+    assert len(agent.anchor) == 3
+    assert agents.learn(agent, [1], "short")
+    assert agent.anchor == (1,)
