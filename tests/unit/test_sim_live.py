@@ -312,7 +312,8 @@ def test_references_beside_a_run_say_how_fast_the_machine_was(profile, tmp_path)
             figures=figures, requests=[],
         )  # fmt: skip
 
-    lines = [line(reference, 1, 0.0), line(cell, 1, 2.0), line(reference, 2, 4.0)]
+    cold = replace(line(reference, 1, 0.0), figures=replace(FIGURES, turn_s=99.0))
+    lines = [cold, line(cell, 1, 2.0), line(reference, 2, 4.0)]
     found = simulate_measured([cell], lines, lambda _: profile)[cell.name]
     truth = lines[1].figures
     assert found.turn_s == pytest.approx(truth.turn_s, rel=0.01)

@@ -183,8 +183,12 @@ def simulate_measured(
 
 
 def _pace(runs: Sequence[Measured], number: int, reference: str, usual_s: float) -> float:
-    """Return how much slower than *usual_s* the reference runs next to one run were."""
-    beside = [m for m in runs[max(number - 1, 0) : number + 2] if m.cell == reference]
+    """
+    Return how much slower than *usual_s* the reference runs next to one run were.
+
+    A server's first run does not count: it is slow, for nothing is warm yet.
+    """
+    beside = [m for m in runs[max(number - 1, 1) : number + 2] if m.cell == reference]
     if not beside:
         return 1.0
     return statistics.fmean(m.figures.turn_s for m in beside) / usual_s

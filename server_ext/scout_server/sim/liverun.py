@@ -171,7 +171,7 @@ async def _cells(
     for number, (cell, repetition) in enumerate(campaign.left(kind)):
         if campaign.over:
             return
-        if not number:
+        for _ in range(0 if number else 2):  # the first warms the server up
             done += 1
             await run(reference, done)
         await run(cell, repetition)
