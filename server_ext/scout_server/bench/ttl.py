@@ -44,14 +44,15 @@ class TtlScoring(Scoring):
         self._order.rescore(scores)
         return True
 
-    def touched(self, tenant: Tenant, session: Session, now: float) -> None:
-        """Keep what *session* used last, if its gap has begun."""
+    def touched(self, tenant: Tenant, session: Session, now: float) -> bool:
+        """Keep what *session* used last, if its gap has begun; no client has a say in it: False."""
 
         def put(group: int, score: float) -> None:
             self.uses[group] = score
             self._order.set_score(group, score)
 
         self._keep(tenant, session, now, put)
+        return False
 
     def _keep(
         self, tenant: Tenant, session: Session, now: float, put: Callable[[int, float], None]
