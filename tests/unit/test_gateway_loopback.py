@@ -189,6 +189,7 @@ async def start() -> AsyncIterator[Start]:
             server.should_exit = True
             server.force_exit = True
             await task
+            await server.lifespan.shutdown()  # uvicorn leaves it out when it is forced to end
 
         stack.push_async_callback(end)
         client = await stack.enter_async_context(

@@ -220,6 +220,7 @@ async def begin() -> AsyncIterator[Callable[..., object]]:
         async def end() -> None:
             server.should_exit = server.force_exit = True
             await task
+            await server.lifespan.shutdown()  # uvicorn leaves it out when it is forced to end
 
         stack.push_async_callback(end)
         client = await stack.enter_async_context(aiohttp.ClientSession())

@@ -87,16 +87,18 @@ class Nodes:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept", "Content-Type"),
         )
-        await self.configure(self.settings)
+        try:
+            await self.configure(self.settings)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Stop looking and close every connection."""
         tasks = [*self._tasks.values(), *self._posts, *self._kv_tasks.values()]
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
 
