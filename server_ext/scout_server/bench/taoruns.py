@@ -32,9 +32,11 @@ _POLICY = (
     "policy/evaluators.py",
     "policy/ledger.py",
     "policy/offers.py",
+    "policy/pace.py",
     "policy/placement.py",
     "policy/planners.py",
     "policy/readiness.py",
+    "policy/shelf.py",
     "policy/turns.py",
 )
 _ROUTED = frozenset(n for n in BASELINES if not n.startswith("ThunderAgent"))
