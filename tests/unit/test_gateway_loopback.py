@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import aiohttp
 import pytest
-import uvicorn
 from aiohttp import web
 
-from scout_server.gateway.app import Gateway, create_app
+from scout_server.gateway.app import Gateway
 from scout_server.gateway.settings import GatewaySettings
 from scout_server.policy.admission import AdmissionSettings
 from scout_server.policy.engine import TaoSettings
@@ -124,14 +123,6 @@ class FakeNode:
         return web.json_response({"usage": usage}, headers={"x-node": self.url})
 
 
-class Server(uvicorn.Server):
-    """uvicorn that leaves the process's signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @dataclass
 class Setting:
     """A running gateway, its nodes and a client."""
@@ -157,10 +148,11 @@ class Setting:
 
 
 Start = Callable[..., Awaitable[Setting]]
+Serve = Callable[[Gateway], contextlib.AbstractAsyncContextManager[str]]
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[Start]:
+async def start(serve_gateway: Serve) -> AsyncIterator[Start]:
     """Start a gateway: await start(nodes=2, **settings)."""
     stack = contextlib.AsyncExitStack()
 
@@ -174,29 +166,11 @@ async def start() -> AsyncIterator[Start]:
         gateway = Gateway(
             GatewaySettings(nodes=tuple(n.url for n in fakes), port=0, **settings)  # type: ignore[arg-type]
         )
-        server = Server(
-            uvicorn.Config(
-                create_app(gateway), port=0, log_level="critical", access_log=False, lifespan="on"
-            )
-        )
-        task = asyncio.create_task(server.serve())
-        while not server.started:
-            if task.done():
-                task.result()
-            await asyncio.sleep(0)
-
-        async def end() -> None:
-            server.should_exit = True
-            server.force_exit = True
-            await task
-            await server.lifespan.shutdown()  # uvicorn leaves it out when it is forced to end
-
-        stack.push_async_callback(end)
+        url = await stack.enter_async_context(serve_gateway(gateway))
         client = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         )
-        port = server.servers[0].sockets[0].getsockname()[1]
-        return Setting(gateway, fakes, client, f"http://127.0.0.1:{port}")
+        return Setting(gateway, fakes, client, url)
 
     async with stack:
         yield begin

@@ -4,19 +4,18 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
-import uvicorn
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scout_sdk import SessionEvent, ToolEvent
 from scout_sdk._hints import Evidence, ToolState
-from scout_server.gateway.app import Gateway, create_app
+from scout_server.gateway.app import Gateway
 from scout_server.gateway.settings import GatewaySettings
 from scout_server.policy.readiness import Forecast, Source
 from scout_server.tao import observation
@@ -159,14 +158,6 @@ class Node:
         return response
 
 
-class Server(uvicorn.Server):
-    """uvicorn that leaves the process's signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @dataclass
 class Setting:
     """A gateway in front of one node, and a client."""
@@ -197,8 +188,11 @@ class Setting:
         self.gateway.pool.event(event, tenant=tenant)
 
 
+Serve = Callable[[Gateway], contextlib.AbstractAsyncContextManager[str]]
+
+
 @pytest.fixture
-async def begin() -> AsyncIterator[Callable[..., object]]:
+async def begin(serve_gateway: Serve) -> AsyncIterator[Callable[..., object]]:
     """Start a gateway: await begin(body, **settings)."""
     stack = contextlib.AsyncExitStack()
 
@@ -212,20 +206,9 @@ async def begin() -> AsyncIterator[Callable[..., object]]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         node.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         gateway = Gateway(GatewaySettings(nodes=(node.url,), port=0, **more))  # type: ignore[arg-type]
-        server = Server(uvicorn.Config(create_app(gateway), port=0, log_level="critical"))
-        task = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-        async def end() -> None:
-            server.should_exit = server.force_exit = True
-            await task
-            await server.lifespan.shutdown()  # uvicorn leaves it out when it is forced to end
-
-        stack.push_async_callback(end)
+        url = await stack.enter_async_context(serve_gateway(gateway))
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        port = server.servers[0].sockets[0].getsockname()[1]
-        return Setting(node, gateway, client, f"http://127.0.0.1:{port}")
+        return Setting(node, gateway, client, url)
 
     async with stack:
         yield start

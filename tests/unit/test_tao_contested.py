@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from scout_server.bench.oracle import best_by_trying
 from scout_server.policy import claims as claims_module
 from scout_server.policy import contested
 from scout_server.policy.claims import NodeClaims, node_claims
@@ -41,15 +42,6 @@ def pool(rng: random.Random, sessions: int, nodes: int, *, claims: tuple[int, ..
     )
 
 
-def best_worth(problem: Problem) -> int:
-    choices = range(-1, len(problem.room))
-    return max(
-        problem.worth(nodes)
-        for nodes in itertools.product(choices, repeat=len(problem.group))
-        if problem.feasible(nodes)
-    )
-
-
 def claims_of(problem: Problem) -> np.ndarray:
     return np.where(problem.need >= 0, problem.value // UNIT, 0)
 
@@ -63,7 +55,7 @@ def exact_over(seeds: range) -> int:
         solution = dp.solve(problem)
         assert solution.exact
         assert problem.feasible(solution.nodes), seed
-        assert problem.worth(solution.nodes) == best_worth(problem), seed
+        assert problem.worth(solution.nodes) == best_by_trying(problem), seed
         parts = decouple(problem)
         several = ((claims_of(problem) > 0).sum(axis=1) > 1).sum()
         proved += several > 3 and parts is not None and parts.proved

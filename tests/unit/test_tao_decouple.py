@@ -1,11 +1,11 @@
 """What the most important component settles node by node, against brute force."""
 
-import itertools
 import random
 
 import numpy as np
 import pytest
 
+from scout_server.bench.oracle import best_by_trying
 from scout_server.policy.decouple import decouple
 from scout_server.policy.discretise import discretise, worth_table
 from scout_server.policy.evaluators import TaoValue, evaluators
@@ -63,15 +63,6 @@ def pool(
 MOSTLY_ONE = (0,) * 8 + (1,) * 15 + (2,)
 
 
-def best_worth(problem: Problem) -> int:
-    choices = range(-1, len(problem.room))
-    return max(
-        problem.worth(nodes)
-        for nodes in itertools.product(choices, repeat=len(problem.group))
-        if problem.feasible(nodes)
-    )
-
-
 def exact_over(seeds: range) -> int:
     """Compare plans with brute force; return how many were settled node by node first."""
     decoupled = 0
@@ -82,7 +73,7 @@ def exact_over(seeds: range) -> int:
         solution = dp.solve(problem)
         assert solution.exact
         assert problem.feasible(solution.nodes), seed
-        assert problem.worth(solution.nodes) == best_worth(problem), seed
+        assert problem.worth(solution.nodes) == best_by_trying(problem), seed
         decoupled += decouple(problem) is not None
     return decoupled
 

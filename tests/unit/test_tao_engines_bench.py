@@ -12,10 +12,9 @@ from scout_server.bench.taoengines import (
     Program,
     make_programs,
     mean_size,
-    named,
-    peer_arguments,
     tao_engines,
 )
+from scout_server.bench.vllmrouter import named, peer_arguments
 from scout_server.demo.measure import Counters
 
 

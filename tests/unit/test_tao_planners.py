@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from scout_sdk import ConfigError
+from scout_server.bench.oracle import best_by_trying
 from scout_server.policy.discretise import discretise, pack
 from scout_server.policy.evaluators import TaoValue, evaluator, evaluators
 from scout_server.policy.placement import Candidate, Problem, Room
@@ -39,15 +40,6 @@ def small_problem(rng: random.Random) -> Problem:
     )
 
 
-def brute_force(problem: Problem) -> int:
-    choices = range(-1, len(problem.room))
-    return max(
-        problem.worth(nodes)
-        for nodes in itertools.product(choices, repeat=len(problem.group))
-        if problem.feasible(nodes)
-    )
-
-
 def exact_over(seeds: range) -> None:
     dp = DynamicProgramme(PlannerSettings(state_budget=10**7))
     for seed in seeds:
@@ -55,7 +47,7 @@ def exact_over(seeds: range) -> None:
         solution = dp.solve(problem)
         assert solution.exact
         assert problem.feasible(solution.nodes), seed
-        assert problem.worth(solution.nodes) == brute_force(problem), seed
+        assert problem.worth(solution.nodes) == best_by_trying(problem), seed
 
 
 def test_dynamic_programme_equals_brute_force() -> None:
@@ -77,7 +69,7 @@ def test_every_planner_is_feasible_and_below_the_optimum(name: str) -> None:
         problem = small_problem(random.Random(seed))
         solution = planner(name).solve(problem)
         assert problem.feasible(solution.nodes), seed
-        assert problem.worth(solution.nodes) <= brute_force(problem), seed
+        assert problem.worth(solution.nodes) <= best_by_trying(problem), seed
 
 
 def test_beyond_its_budget_the_programme_says_beam_and_stays_feasible() -> None:
@@ -90,7 +82,7 @@ def test_beyond_its_budget_the_programme_says_beam_and_stays_feasible() -> None:
         assert problem.feasible(solution.nodes), seed
         if not solution.exact:
             assert solution.method == "beam"
-            reached += problem.worth(solution.nodes) == brute_force(problem)
+            reached += problem.worth(solution.nodes) == best_by_trying(problem)
     assert reached > 100
 
 

@@ -7,10 +7,8 @@ import json
 import os
 import random
 import shutil
-import socket
 import statistics
 import time
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +21,17 @@ from rich.progress import Progress
 
 from scout_sdk import ConfigError, Hints, ScoutError, _wire
 from scout_server.bench.gateway import gateway_port, started, stop
+from scout_server.bench.vllmrouter import (
+    OUTPUT_TOKENS,
+    PEERS,
+    PROGRAMS,
+    named,
+    peer_arguments,
+    serve_router,
+)
 from scout_server.demo.measure import Counters, read_counters
-from scout_server.demo.servers import Running, ServerSpec, start_all
+from scout_server.demo.servers import Running, ServerSpec, free_ports, start_all
 from scout_server.report import Target, command_line, emit, progress
-from scout_server.sim.hardware.fitted import shipped_profiles
 from scout_server.tao.telemetry import read_metrics
 
 __all__ = [
@@ -34,68 +39,11 @@ __all__ = [
     "Program",
     "make_programs",
     "mean_size",
-    "named",
-    "peer_arguments",
     "tao_engines",
 ]
 
 _BLOCK = 32  # of which the CPU backend wants a multiple
 _AGENTS = ("planner", "coder")
-_OUTPUT = 8
-_CACHE_AWARE = "vllm-router cache-aware"
-_PROGRAMS = "vllm-router programs"
-_PEERS = (_CACHE_AWARE, _PROGRAMS)
-"""Arms of the router of PyPI's vllm-router, where it is installed."""
-
-
-def peer_arguments(name: str, room: int) -> list[str]:
-    """
-    Return how the router is started, for nodes of *room* KV tokens each.
-
-    Its program scheduling gets what it asks for: the nodes' room, the tiny model's step times on a
-    CPU as `scout sim calibrate` measured them, and sessions that may resume on another node.
-    """
-    if name == _CACHE_AWARE:
-        return ["--policy", "cache_aware"]
-    fit = shipped_profiles()["CPU", "scout-tiny"]
-    step = fit.latency
-    config = {
-        "global_queue": True,
-        "token_capacity_per_dp_rank": room,
-        "decode_buffer_tokens": _OUTPUT,
-        "prefill_cost_model": {
-            "intercept_seconds": fit.front.request_s_fixed + step.prefill_s_per_request,
-            "linear_seconds_per_1k_tokens": 1e3 * (step.dense_s_per_token + step.large_s_per_token),
-            "quadratic_seconds_per_1k_tokens_squared": 0.5e6 * step.pair_s,
-            "decode_throughput_alpha": 0.15,
-        },
-        "decode_throughput_model": {
-            "fixed_step_seconds": step.step_s_fixed,
-            "batch_step_seconds_per_request": step.sequence_s + step.dense_s_per_token,
-            "context_step_seconds_per_token": step.kv_token_s,
-        },
-    }
-    return [
-        "--policy", "cache_aware", "--enable-program-scheduling",
-        "--program-scheduling-config-json", json.dumps(config),
-    ]  # fmt: skip
-
-
-def named(hints: Hints) -> dict[str, object]:
-    """Return what tells the router's program scheduling whose turn it is: in the body."""
-    context = {
-        "program_id": f"{hints.session}:{hints.agent}",
-        "task_id": hints.session,
-        "session_id": hints.session,
-        "agent_id": hints.agent,
-        "agent_role": "lead",
-        "blocks_parent": False,
-        "expected_resume": not hints.final,
-        "expected_output_length": _OUTPUT,
-    }
-    return {"vllm_xargs": {"agentic_context": json.dumps(context)}}
-
-
 Route = Callable[[int, int], str]
 """Session's number and request's number -> root of the server to ask."""
 
@@ -226,7 +174,7 @@ async def _run(
                     body = {
                         "model": model,
                         "prompt": list(step.prompt),
-                        "max_tokens": _OUTPUT,
+                        "max_tokens": OUTPUT_TOKENS,
                         "ignore_eos": True,
                         "temperature": 0.0,
                         "stream": True,
@@ -285,14 +233,6 @@ async def _counters(roots: Sequence[str]) -> Counters:
     return total
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
 def _spec(number: int, model: Path, *, blocks: int, longest: int, events: int | None) -> ServerSpec:
     about = model / "scout-model.json"
     own = json.loads(about.read_text()).get("vllm_arguments", []) if about.is_file() else []
@@ -336,34 +276,6 @@ async def _gateway(nodes: Sequence[str]) -> AsyncIterator[str]:
         await stop(process)
 
 
-@contextlib.asynccontextmanager
-async def _peer(program: str, roots: Sequence[str], extra: Sequence[str]) -> AsyncIterator[str]:
-    port, metrics = _free_ports(2)
-    process: Process = await asyncio.create_subprocess_exec(
-        program, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *roots,
-        "--prometheus-port", str(metrics), *extra,
-        stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL,
-    )  # fmt: skip
-    try:
-        root = f"http://127.0.0.1:{port}"
-        async with aiohttp.ClientSession() as client:
-            for _ in range(300):
-                if process.returncode is not None:
-                    msg = f"{program} {' '.join(extra)} ended with status {process.returncode}"
-                    raise ScoutError(msg)
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with client.get(root + "/v1/models") as answer:
-                        if answer.status == 200:
-                            break
-                await asyncio.sleep(0.1)
-            else:
-                msg = f"{program} {' '.join(extra)} did not answer within 30 s"
-                raise ScoutError(msg)
-        yield root
-    finally:
-        await stop(process)
-
-
 async def _state(root: str) -> object:
     async with aiohttp.ClientSession() as client, client.get(root + "/v1/scout/state") as answer:
         return await answer.json()
@@ -401,13 +313,15 @@ async def _measure(
             "sticky": lambda session, request: roots[session % len(roots)],
             "tao": _to(front),
         }
-        for name in _PEERS:
+        for name in PEERS:
             if router is None:
                 absent[name] = "vllm-router is not installed"
                 continue
             try:
                 extra = peer_arguments(name, plan["room"])
-                routes[name] = _to(await stack.enter_async_context(_peer(router, roots, extra)))
+                routes[name] = _to(
+                    await stack.enter_async_context(serve_router(router, roots, extra))
+                )
             except (ScoutError, OSError) as error:
                 absent[name] = str(error)
         arms = {name: Arm() for name in routes}
@@ -432,7 +346,7 @@ async def _measure(
                 programs,
                 concurrency=plan["concurrency"],
                 name=label,
-                in_body=name == _PROGRAMS,
+                in_body=name == PROGRAMS,
             )
             bar.advance(task)
 
@@ -462,7 +376,7 @@ def _targets(arms: Mapping[str, Arm], absent: Mapping[str, str]) -> list[Target]
         ),
         Target.at_most("mean JCT by sticky's", round(jct / statistics.fmean(sticky.jct_s), 4), 1.0),
     ]
-    for name in _PEERS:
+    for name in PEERS:
         ratio = None
         if name not in absent and arms[name].jct_s and not arms[name].failed:
             ratio = round(jct / statistics.fmean(arms[name].jct_s), 4)
@@ -526,7 +440,7 @@ def tao_engines(
         "concurrency": max(2, round(load * 2 * blocks * _BLOCK / size)),
         "seed": seed,
     }
-    events = _free_ports(2) if kv_events else None
+    events = free_ports(2) if kv_events else None
 
     async def run() -> tuple[dict[str, Arm], dict[str, str], object]:
         specs = [

@@ -16,7 +16,7 @@ import httpx
 
 from scout_sdk import ScoutError
 
-__all__ = ["Running", "ServerSpec", "model_folder", "start", "start_all"]
+__all__ = ["Running", "ServerSpec", "free_ports", "model_folder", "start", "start_all"]
 
 _STOP_S = 15.0
 
@@ -60,7 +60,7 @@ async def start_all(specs: Sequence[ServerSpec]) -> AsyncIterator[list[Running]]
 @contextlib.asynccontextmanager
 async def start(spec: ServerSpec) -> AsyncIterator[Running]:
     """Start one server, wait until it answers, and stop it at the end."""
-    port = _free_port()
+    (port,) = free_ports(1)
     command = ["-m", "scout_server.cli", "serve", *spec.args, "--port", str(port)]
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -118,10 +118,13 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback that nobody listens on just now, all different."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def model_folder() -> Path:
