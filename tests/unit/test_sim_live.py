@@ -255,11 +255,11 @@ def test_a_simulated_cell_adds_what_passes_outside_the_engine(profile, tmp_path)
 def test_a_later_run_meets_what_the_server_holds_and_has_learnt(profile):
     """Runs of one server are simulated one after the other, as they were measured."""
     cell = replace(CELL, server=replace(CELL.server, eviction="scout", blocks=120))
-    first, again = simulate_runs(loads(cell, 1, 1), profile)
+    first, again = simulate_runs(loads(cell, 1, 1), load_profile(profile))
     assert first == simulate_cell(cell, profile)
     assert again.hit_rate != first.hit_rate  # what it kept for the agents before is in the way
     lru = replace(CELL, server=replace(CELL.server, blocks=120))
-    one, two = simulate_runs(loads(lru, 1, 2), profile)
+    one, two = simulate_runs(loads(lru, 1, 2), load_profile(profile))
     assert one.hit_rate == two.hit_rate  # other prompts, and what is older goes first
     assert one.jct_s == pytest.approx(two.jct_s)
 
@@ -290,7 +290,7 @@ def test_medians_are_of_the_repetitions_on_their_servers(profile):
             wall_s=4.0, figures=figures[0], requests=[],
         )  # fmt: skip
 
-    figures = simulate_runs(loads(cell, 1, 2, idle_s=1.0), profile)
+    figures = simulate_runs(loads(cell, 1, 2, idle_s=1.0), load_profile(profile))
     together = simulate_measured([cell], [line(1, 7.0, 2.0), line(2, 7.0, 7.0)], lambda _: profile)
     assert together[cell.name].jct_s == pytest.approx((figures[0].jct_s + figures[1].jct_s) / 2)
     apart = simulate_measured([cell], [line(1, 7.0, 0.0), line(2, 8.0, 0.0)], lambda _: profile)

@@ -305,11 +305,10 @@ class RetentionOrder:
     def _first_group(self) -> Group:
         if self._stale:
             get = self._scores.get
-            self._heap = [(get(g, 0.0), each.key, each) for g, each in self._groups.items()]
-            unhashed = self._groups.get(UNHASHED)
-            if unhashed is not None:
-                self._heap.remove((get(UNHASHED, 0.0), unhashed.key, unhashed))
-                self._heap.append((_WORST, unhashed.key, unhashed))
+            self._heap = [
+                (_WORST if group == UNHASHED else get(group, 0.0), each.key, each)
+                for group, each in self._groups.items()
+            ]
             heapq.heapify(self._heap)
             self._stale = False
         heap = self._heap

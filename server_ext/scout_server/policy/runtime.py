@@ -371,11 +371,7 @@ class PolicyCore:
         parts, final = request.owners()
         self.duel.step(parts, final)
         bar = self.settings.min_predictability
-        predictable = False
-        for tenant in self._tenants.values():
-            if tenant.transitions.regular >= bar:
-                predictable = True
-                break
+        predictable = any(each.transitions.regular >= bar for each in self._tenants.values())
         if self.settings.duel:
             leader = self.duel.leader
             self.order.scout = predictable and leader is not None

@@ -96,14 +96,14 @@ def _with_gaps(programs: Sequence[Program], gaps: Gaps) -> list[Program]:
     ]
 
 
-def simulate_runs(runs: Sequence[LiveLoad], profile: Path) -> list[CellFigures]:
+def simulate_runs(runs: Sequence[LiveLoad], profile: Profile) -> list[CellFigures]:
     """
     Return what the simulator says of *runs* of one server, one after the other.
 
     What the server holds and has learnt when a run begins is of all those before, as on the engine.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return _simulate_runs(runs, load_profile(profile), Path(folder) / "profile.json")
+        return _simulate_runs(runs, profile, Path(folder) / "profile.json")
 
 
 def _simulate_runs(runs: Sequence[LiveLoad], profile: Profile, paced: Path) -> list[CellFigures]:
@@ -144,7 +144,7 @@ def _simulate_runs(runs: Sequence[LiveLoad], profile: Profile, paced: Path) -> l
 
 def simulate_cell(cell: LiveCell, profile: Path) -> CellFigures:
     """Return what the simulator says of *cell* on a server that has just started."""
-    return simulate_runs([LiveLoad(cell=cell, repetition=1)], profile)[0]
+    return simulate_runs([LiveLoad(cell=cell, repetition=1)], load_profile(profile))[0]
 
 
 def simulate_measured(
@@ -177,7 +177,7 @@ def simulate_measured(
                 )
             )
             end = m.begun_s + m.wall_s
-        for load, one in zip(loads, simulate_runs(loads, profile), strict=True):
+        for load, one in zip(loads, simulate_runs(loads, load_profile(profile)), strict=True):
             found.setdefault(load.cell.name, []).append(one)
     return {name: median_of(each) for name, each in found.items()}
 

@@ -1,19 +1,16 @@
 """Closed loops on a server: what programs take from one another that single steps do not show."""
 
 import itertools
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from scout_server.sim.hardware.fitted import Profile, plain
+from scout_server.sim.hardware.fitted import Profile
 from scout_server.sim.live import run_programs
 from scout_server.sim.livecells import LiveCell, ServerKind, cells_on, programs_of_cell
 from scout_server.sim.livereplay import LiveLoad, gaps_made, simulate_runs
@@ -113,31 +110,31 @@ def fit_loops(profile: Profile, loops: Sequence[Loop]) -> Profile:
             front=replace(profile.front, busy_s=busy * _FIRST),
         )
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.json"
+    loads = [
+        LiveLoad(cell=loop.cell, repetition=loop.measured.repetition, gaps=gaps_made(loop.measured))
+        for loop in loops
+    ]
 
-        def residuals(x: Sequence[float]) -> list[float]:
-            path.write_text(json.dumps(plain(model(x))), "utf-8")
-            found: list[float] = []
-            for loop in loops:
-                m = loop.measured
-                load = LiveLoad(cell=loop.cell, repetition=m.repetition, gaps=gaps_made(m))
-                found += _apart(simulate_runs([load], path)[0], m.figures)
-            return found
+    def residuals(x: Sequence[float]) -> list[float]:
+        guess = model(x)
+        found: list[float] = []
+        for loop, load in zip(loops, loads, strict=True):
+            found += _apart(simulate_runs([load], guess)[0], loop.measured.figures)
+        return found
 
-        def cost(x: NDArray[np.float64]) -> float:
-            return float(sum(r * r for r in residuals([float(v) for v in x])))
+    def cost(x: NDArray[np.float64]) -> float:
+        return float(sum(r * r for r in residuals([float(v) for v in x])))
 
-        start = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.05]])
-        found = minimize(
-            cost,
-            start[0],
-            method="Nelder-Mead",
-            bounds=[(0.0, 10.0), (0.0, 10.0), (-0.3, 0.3)],
-            options={"maxfev": _TRIALS, "initial_simplex": start, "xatol": 1e-3, "fatol": 1e-7},
-        )
-        best = [float(v) for v in found.x]
-        off = statistics.fmean(abs(r) for r in residuals(best))
+    start = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.05]])
+    found = minimize(
+        cost,
+        start[0],
+        method="Nelder-Mead",
+        bounds=[(0.0, 10.0), (0.0, 10.0), (-0.3, 0.3)],
+        options={"maxfev": _TRIALS, "initial_simplex": start, "xatol": 1e-3, "fatol": 1e-7},
+    )
+    best = [float(v) for v in found.x]
+    off = statistics.fmean(abs(r) for r in residuals(best))
     fitted = model(best)
     return replace(fitted, error={**profile.error, "loops": round(off, 4)})
 
