@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scout_sdk import Evidence, HintOutcome, Hints, SessionEvent, ToolEvent, ToolState, _wire
-from scout_sdk._limits import MAX_HEADERS_BYTES, MAX_NEXT, MAX_TOOLS, clean_text, cost
+from scout_sdk._limits import MAX_CALL_ID, MAX_HEADERS_BYTES, MAX_NEXT, MAX_TOOLS, clean_text, cost
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=7)
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=7).filter(
+    lambda text: cost(text) <= MAX_CALL_ID  # the smallest limit of a text
+)
 names = texts | st.from_regex(r"[ -~]{1,21}", fullmatch=True)
 seconds = st.integers(0, 31_536_000_000).map(lambda n: n / 1000)
 running = st.sampled_from([ToolState.STARTED, ToolState.PROGRESS])
