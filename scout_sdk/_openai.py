@@ -22,7 +22,7 @@ from scout_sdk._guard import guarded, warn_once
 from scout_sdk._hints import Hints
 from scout_sdk._locks import ProcessLock
 from scout_sdk._refusals import refuses_hints
-from scout_sdk._sessions import SESSIONS
+from scout_sdk._sessions import SESSIONS, Credentials, is_this_machine
 
 __all__ = [
     "allow",
@@ -42,6 +42,7 @@ T = TypeVar("T")
 _MARK = "scout"
 _RECORDED = "scout_recorded"
 _PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
+_CREDENTIALS = ("authorization", "api-key", "x-api-key")
 _RETRY_HEADER = "x-stainless-retry-count"
 
 _hosts: set[str] = set()
@@ -110,7 +111,7 @@ def allowed(host: str) -> bool:
     SCOUT_BASE_URL, and hosts named by `allow` or a `base_url` argument.
     """
     host = host.strip("[]").lower()
-    if host in _hosts or host in ("localhost", "::1") or host.startswith("127."):
+    if host in _hosts or is_this_machine(host):
         return True
     base_url = _environment().base_url
     return base_url is not None and host == _host_of(base_url)
@@ -120,6 +121,15 @@ def _endpoint(url: Any, path: str) -> str:
     """Return the server's root: what stands before `/v1/...`."""
     head, found, _ = path.partition("/v1/")
     return f"{url.scheme}://{url.netloc.decode()}{head if found else ''}"
+
+
+def _credentials(headers: Any) -> Credentials | None:
+    """Return the header that a server knows the caller by."""
+    for name in _CREDENTIALS:
+        value = headers.get(name)
+        if value:
+            return name, value
+    return None
 
 
 @guarded
@@ -158,7 +168,10 @@ def label(request: Any, key: str = "", retries: int = 0) -> None:
         if name not in headers:
             headers[name] = value
     if hints.session is not None:
-        SESSIONS.learn_endpoint(hints.session, slot.endpoint or _endpoint(url, path))
+        server = _endpoint(url, path)
+        SESSIONS.learn_endpoint(
+            hints.session, server, _credentials(headers), endpoint=slot.endpoint
+        )
 
 
 @guarded

@@ -1,5 +1,6 @@
 """What this process knows of its own sessions: turns, untold tool events, where to tell them."""
 
+import functools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from scout_sdk._env import read_environment
+from scout_sdk._errors import ConfigError
 from scout_sdk._guard import guarded
 from scout_sdk._hints import SessionEvent, ToolEvent, ToolState
 from scout_sdk._locks import ProcessLock
 
 __all__ = [
     "SESSIONS",
+    "Credentials",
     "EventSink",
     "PendingTool",
     "Sessions",
@@ -20,6 +23,7 @@ __all__ = [
     "default_sink",
     "finish",
     "flush",
+    "is_this_machine",
     "shutdown",
 ]
 
@@ -30,11 +34,15 @@ _MAX_PENDING = 32
 _MAX_SINKS = 16
 
 
+Credentials = tuple[str, str]
+"""Name and value of the header that says who speaks."""
+
+
 class EventSink(Protocol):
     """Takes session events; never blocks, never raises."""
 
-    def emit(self, event: SessionEvent) -> None:
-        """Send *event* some time soon, or drop it."""
+    def emit(self, event: SessionEvent, credentials: Credentials | None = ...) -> None:
+        """Send *event* some time soon, in the name of *credentials*, or drop it."""
 
     def flush(self, timeout_s: float = ...) -> bool:
         """Wait at most *timeout_s* seconds until everything is sent; True when it is."""
@@ -56,6 +64,37 @@ class _Session:
     turns: OrderedDict[str | None, int] = field(default_factory=OrderedDict)
     pending: OrderedDict[str, PendingTool] = field(default_factory=OrderedDict)
     endpoint: str | None = None
+    """Where its events go."""
+    server: str | None = None
+    """Where its requests go, in the name of `credentials`."""
+    credentials: Credentials | None = field(default=None, repr=False)
+
+    def credentials_for(self, endpoint: str) -> Credentials | None:
+        """Return those of its requests where they went to *endpoint*, else none: no leaks."""
+        if self.credentials is None or self.server is None:
+            return None
+        return self.credentials if _same_server(self.server, endpoint) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _same_server(one: str, other: str) -> bool:
+    """Whether two base URLs name one server; this machine has several names."""
+    from scout_sdk._capabilities import Endpoint  # only for those who need it
+
+    try:
+        pair = [Endpoint.parse(url) for url in (one, other)]
+    except ConfigError:
+        return False
+    first, second = (
+        (each.secure, "localhost" if is_this_machine(each.host) else each.host, each.port)
+        for each in pair
+    )
+    return first == second
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether *host*, in lower case, names the machine that we run on."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def at(pending: PendingTool, now: float) -> ToolEvent:
@@ -149,8 +188,7 @@ class Sessions:
             known.pending[key] = PendingTool(event, self.clock())
             if len(known.pending) > _MAX_PENDING:
                 known.pending.popitem(last=False)
-            learnt = known.endpoint
-        self._emit(endpoint, learnt, SessionEvent(session=session, agent=agent, tool=event))
+        self._emit(endpoint, known, SessionEvent(session=session, agent=agent, tool=event))
 
     def finish(
         self, session: str, *, agent: str | None = None, endpoint: str | None = None
@@ -158,22 +196,36 @@ class Sessions:
         """Forget *session* and tell the server that no further request will come."""
         with self._lock:
             known = self._sessions.pop(session, None)
-        learnt = known.endpoint if known is not None else None
-        self._emit(endpoint, learnt, SessionEvent(session=session, agent=agent, final=True))
+        self._emit(endpoint, known, SessionEvent(session=session, agent=agent, final=True))
 
-    def learn_endpoint(self, session: str, endpoint: str) -> None:
-        """Remember where requests of *session* go; its events follow them."""
+    def learn_endpoint(
+        self,
+        session: str,
+        server: str,
+        credentials: Credentials | None = None,
+        *,
+        endpoint: str | None = None,
+    ) -> None:
+        """
+        Remember that requests of *session* go to *server* in the name of *credentials*.
+
+        Its events follow them, or go to *endpoint*; only the same server gets the credentials.
+        """
         known = self._sessions.get(session)
-        if known is not None and known.endpoint == endpoint:
+        endpoint = endpoint or server
+        if known is not None and (known.endpoint, known.server) == (endpoint, server):
+            if known.credentials != credentials:
+                known.credentials = credentials
             return
         with self._lock:
-            self._get(session).endpoint = endpoint
+            known = self._get(session)
+            known.endpoint, known.server, known.credentials = endpoint, server, credentials
 
-    def _emit(self, endpoint: str | None, learnt: str | None, event: SessionEvent) -> None:
+    def _emit(self, endpoint: str | None, known: _Session | None, event: SessionEvent) -> None:
         if self.listener is not None:
             self.listener(event)
         environment = read_environment()
-        endpoint = endpoint or environment.base_url or learnt
+        endpoint = endpoint or environment.base_url or (known.endpoint if known else None)
         if endpoint is None or not environment.enabled:
             return
         with self._lock:
@@ -182,7 +234,7 @@ class Sessions:
                 if len(self._sinks) >= _MAX_SINKS:
                     return
                 sink = self._sinks[endpoint] = self._make_sink(endpoint)
-        sink.emit(event)
+        sink.emit(event, known.credentials_for(endpoint) if known else None)
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """Wait at most *timeout_s* seconds for the side channel; True when all is sent."""

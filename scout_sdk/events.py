@@ -15,13 +15,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scout_sdk._capabilities import MAX_ANSWER_BYTES, Capabilities, Endpoint
 from scout_sdk._env import announce, read_environment
 from scout_sdk._hints import SessionEvent, ToolState
 from scout_sdk._limits import MAX_EVENTS
 from scout_sdk._refusals import note_refusal
+from scout_sdk._sessions import Credentials
 from scout_sdk._wire import CAPABILITIES_PATH, EVENTS_PATH, VERSION, encode_events
 
 __all__ = ["EventSender", "SenderCounts"]
@@ -31,13 +32,25 @@ _FIRST_BACKOFF_S = 1.0
 _LAST_BACKOFF_S = 30.0
 _MAX_AGE_S = 60.0
 _EXIT_S = 0.5
-_NOT_TAKEN = frozenset({401, 403, 404, 405, 410, 501})
+_MAX_REFUSED = 64
+_KEY_REFUSED = frozenset({401, 403})
+_NOT_TAKEN = frozenset({404, 405, 410, 501})
+_HEADERS = {"content-type": "application/json", "user-agent": "scout-sdk"}
 _RUNNING = (ToolState.STARTED, ToolState.PROGRESS)
 
 _logger = logging.getLogger("scout_sdk")
 _senders: "weakref.WeakSet[EventSender]" = weakref.WeakSet()
 _hooked = False
 _hook_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """An event, when it was emitted (local monotonic seconds), and in whose name."""
+
+    event: SessionEvent
+    emitted_at: float
+    speaker: Credentials | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +91,9 @@ class EventSender:
         """
         Raises ConfigError for a wrong URL.
 
-        api_key: bearer token; None: SCOUT_API_KEY. timeout_s: seconds for each step of a
-        message; None: SCOUT_TIMEOUT, else 1. max_waiting: events that may wait.
+        api_key: bearer token; None: SCOUT_API_KEY, else what `emit` is given. timeout_s: seconds
+        for each step of a message; None: SCOUT_TIMEOUT, else 1. max_waiting: events that may
+        wait.
         """
         environment = read_environment()
         announce(environment)
@@ -87,11 +101,10 @@ class EventSender:
         self._endpoint = Endpoint.parse(base_url)
         self._timeout_s = environment.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
-        self._queue: deque[tuple[SessionEvent, float]] = deque(maxlen=max(1, max_waiting))
-        self._headers = {"content-type": "application/json", "user-agent": "scout-sdk"}
+        self._queue: deque[_Waiting] = deque(maxlen=max(1, max_waiting))
         key = environment.api_key if api_key is None else api_key
-        if key and key.isascii() and key.isprintable():
-            self._headers["authorization"] = f"Bearer {key}"
+        usable = key and key.isascii() and key.isprintable()
+        self._own: Credentials | None = ("authorization", f"Bearer {key}") if usable else None
         self._sent = self._dropped = self._failed = self._lost = 0
         self._capabilities: Capabilities | None = None
         self._warned = False
@@ -111,6 +124,7 @@ class EventSender:
         self._closed = False
         self._backoff_s = 0.0
         self._not_before = self._off_until = float("-inf")
+        self._refused: dict[Credentials | None, float] = {}
 
     @property
     def counts(self) -> SenderCounts:
@@ -128,26 +142,33 @@ class EventSender:
         """What the server said that it takes; None while it was not asked or did not say."""
         return self._capabilities
 
-    def emit(self, event: SessionEvent) -> None:
-        """Send *event* soon, or drop it; never blocks, never raises."""
+    def emit(self, event: SessionEvent, credentials: Credentials | None = None) -> None:
+        """
+        Send *event* soon, or drop it; never blocks, never raises.
+
+        credentials: header that says who speaks, as on the session's requests; a server takes an
+        event for the tenant that it came from. Not used where the sender has an API key.
+        """
         try:
             with self._changed:
                 now = self._clock()
-                if not self._takes(event, now):
+                speaker = self._own or credentials
+                if not self._takes(event, speaker, now):
                     self._dropped += 1
                     return
                 if len(self._queue) == self._queue.maxlen:
                     self._dropped += 1
-                self._queue.append((event, now))
+                self._queue.append(_Waiting(event, now, speaker))
                 self._start()
                 self._changed.notify_all()
         except Exception:  # no thread to be had: the interpreter ends, or resources have run out
             _logger.debug("scout: event not sent", exc_info=True)
 
-    def _takes(self, event: object, now: float) -> bool:
-        """Tell whether *event* may be queued now."""
-        usable = self._enabled and isinstance(event, SessionEvent)
-        return usable and not self._closed and now >= self._off_until
+    def _takes(self, event: object, speaker: Credentials | None, now: float) -> bool:
+        """Tell whether *event* of *speaker* may be queued now."""
+        if not self._enabled or self._closed or not isinstance(event, SessionEvent):
+            return False
+        return now >= self._off_until and now >= self._refused.get(speaker, now)
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """
@@ -203,7 +224,7 @@ class EventSender:
         finally:
             self._disconnect()
 
-    def _next_batch(self) -> list[tuple[SessionEvent, float]] | None:
+    def _next_batch(self) -> list[_Waiting] | None:
         """Wait for events that may be sent now; may be empty; None: closed."""
         with self._changed:
             while not self._closed:
@@ -215,35 +236,43 @@ class EventSender:
                 self._changed.wait(wait)
             return None
 
-    def _take_batch(self) -> list[tuple[SessionEvent, float]]:
+    def _take_batch(self) -> list[_Waiting]:
+        """Take the oldest events that one message can carry: those of one speaker, in order."""
         self._hurry = False
         oldest = self._clock() - _MAX_AGE_S
-        batch: list[tuple[SessionEvent, float]] = []
+        batch: list[_Waiting] = []
+        others: list[_Waiting] = []
         while self._queue and len(batch) < MAX_EVENTS:
-            event, emitted_at = self._queue.popleft()
-            if emitted_at < oldest:
+            waiting = self._queue.popleft()
+            if waiting.emitted_at < oldest:
                 self._dropped += 1
+            elif not batch or waiting.speaker == batch[0].speaker:
+                batch.append(waiting)
             else:
-                batch.append((event, emitted_at))
+                others.append(waiting)
+        self._queue.extendleft(reversed(others))
         self._in_flight = len(batch)
         return batch
 
-    def _deliver(self, batch: list[tuple[SessionEvent, float]]) -> None:
+    def _deliver(self, batch: list[_Waiting]) -> None:
         sent = dropped = failed = 0
-        off = False
+        off = refused = False
         pause_s: float | None = None
+        speaker = batch[0].speaker if batch else None
         try:
-            if batch and not self._is_welcome():
+            if batch and not self._is_welcome(speaker):
                 off, dropped = True, len(batch)
             elif batch:
                 now = self._clock()
-                events = [_aged(event, max(0.0, now - emitted_at)) for event, emitted_at in batch]
-                status, pause_s = self._post(encode_events(events))
+                events = [_aged(each.event, max(0.0, now - each.emitted_at)) for each in batch]
+                status, pause_s = self._post(encode_events(events), speaker)
                 if 200 <= status < 300:
                     sent = len(batch)
+                elif status in _KEY_REFUSED:
+                    refused, dropped = True, len(batch)
+                    self._say_refused(status)
                 elif status in _NOT_TAKEN or 300 <= status < 400:
                     off, dropped = True, len(batch)
-                    self._say_refused(status)
                 else:
                     failed = len(batch)
                     _logger.debug("scout: side channel answered %d", status)
@@ -261,9 +290,14 @@ class EventSender:
             self._dropped += dropped
             if off:
                 self._off_until = now + _OFF_S
+                self._drop(list(self._queue))
+            if refused:
+                if len(self._refused) >= _MAX_REFUSED:
+                    self._refused.clear()
+                self._refused[speaker] = now + _OFF_S
+                self._drop([each for each in self._queue if each.speaker == speaker])
+            if off or refused:
                 self._asked = False
-                self._dropped += len(self._queue)
-                self._queue.clear()
             if failed:
                 self._backoff_s = min(max(2 * self._backoff_s, _FIRST_BACKOFF_S), _LAST_BACKOFF_S)
                 self._not_before = now + max(self._backoff_s, pause_s or 0.0)
@@ -271,8 +305,14 @@ class EventSender:
                 self._backoff_s, self._not_before = 0.0, float("-inf")
             self._changed.notify_all()
 
+    def _drop(self, gone: list[_Waiting]) -> None:
+        """Give up *gone*, which wait; the caller holds the lock."""
+        self._dropped += len(gone)
+        for each in gone:
+            self._queue.remove(each)
+
     def _say_refused(self, status: int) -> None:
-        if status in (401, 403) and not self._warned:
+        if not self._warned:
             self._warned = True
             _logger.warning(
                 "scout: %s refuses events with %d; SCOUT_API_KEY holds its key",
@@ -280,11 +320,11 @@ class EventSender:
                 status,
             )
 
-    def _is_welcome(self) -> bool:
+    def _is_welcome(self, speaker: Credentials | None) -> bool:
         """Ask once, and again after each pause, whether the server takes events."""
         if self._asked:
             return True
-        status, body, _ = self._exchange("GET", CAPABILITIES_PATH, None)
+        status, body, _ = self._exchange("GET", CAPABILITIES_PATH, None, speaker)
         self._asked = True
         known = self._capabilities = Capabilities.parse(body) if status == 200 else None
         # What did not say what it takes may still read hints: a proxy need not answer for it.
@@ -293,21 +333,22 @@ class EventSender:
         # Without an answer it may still take them: the first message tells.
         return known is None or (known.version == VERSION and "events" in known.features)
 
-    def _post(self, body: bytes) -> tuple[int, float | None]:
-        status, _, pause_s = self._exchange("POST", EVENTS_PATH, body)
+    def _post(self, body: bytes, speaker: Credentials | None) -> tuple[int, float | None]:
+        status, _, pause_s = self._exchange("POST", EVENTS_PATH, body, speaker)
         return status, pause_s
 
     def _exchange(
-        self, method: str, path: str, body: bytes | None
+        self, method: str, path: str, body: bytes | None, speaker: Credentials | None
     ) -> tuple[int, bytes, float | None]:
         """Return status, body and Retry-After; an idle connection may have died: try twice."""
+        headers = _HEADERS if speaker is None else {**_HEADERS, speaker[0]: speaker[1]}
         for last in (False, True):
             connection = self._connection
             fresh = connection is None
             if connection is None:
                 connection = self._connection = self._endpoint.connect(self._timeout_s)
             try:
-                connection.request(method, self._endpoint.prefix + path, body, self._headers)
+                connection.request(method, self._endpoint.prefix + path, body, headers)
                 answer = connection.getresponse()
                 content = answer.read(MAX_ANSWER_BYTES)
                 if not answer.isclosed():  # longer than anything we asked for

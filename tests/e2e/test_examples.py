@@ -28,6 +28,8 @@ class Run:
     hints: dict[str, float]
     """Hint fields by outcome."""
     events: dict[str, float]
+    ended: tuple[int, int]
+    """Sessions that the engine knows, and those of them that it takes for ended."""
 
 
 def _counted(text: str, name: str) -> dict[str, float]:
@@ -38,6 +40,12 @@ def _counted(text: str, name: str) -> dict[str, float]:
             outcome = labels.split('outcome="')[1].split('"')[0]
             found[outcome] = found.get(outcome, 0.0) + float(value)
     return found
+
+
+def _sessions(url: str) -> tuple[int, int]:
+    core = httpx.get(f"{url}/v1/scout/state").json()["core"]
+    ended = core["sessions_ended"]
+    return core["sessions_running"] + core["sessions_gap"] + ended, ended
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +74,7 @@ def runs():
                 dict(server.engine.arrivals),
                 _counted(metrics, "scout_hints_total"),
                 _counted(metrics, "scout_events_total"),
+                _sessions(server.url),
             )
         yield found
 
@@ -94,6 +103,14 @@ def test_tools_are_told_while_no_request_runs(name, runs):
     """
     assert runs[name].events["accepted"] >= EXPECTED[name][1]
     assert 0 == runs[name].events["rejected"]
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_events_reach_the_session_of_the_requests(name, runs):
+    """
+    The engine has one session, and knows it ended: events come in the name of the requests' key.
+    """
+    assert (1, 1) == runs[name].ended
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scout_sdk import Evidence, SessionEvent, ToolEvent, ToolState
-from scout_sdk._sessions import Sessions, at
+from scout_sdk._sessions import Credentials, Sessions, at
 from scout_sdk.testing import FakeClock
 
 
@@ -14,10 +14,12 @@ class Sink:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.events: list[SessionEvent] = []
+        self.credentials: list[Credentials | None] = []
         self.closed = False
 
-    def emit(self, event: SessionEvent) -> None:
+    def emit(self, event: SessionEvent, credentials: Credentials | None = None) -> None:
         self.events.append(event)
+        self.credentials.append(credentials)
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         return True
@@ -100,6 +102,39 @@ def test_the_side_channel_gets_every_event_at_once(monkeypatch):
     assert calls == {"http://learnt": ["2"], "http://given": ["3"], "http://env": ["4", None]}
     assert sinks["http://env"].events[-1].final
     assert len(sessions) == 0
+
+
+def test_events_are_told_in_the_name_of_the_requests():
+    """A server takes an event for the tenant whose key came with it, so it is the requests' key."""
+    sessions, sinks = make()
+    key = ("authorization", "Bearer one")
+    sessions.learn_endpoint("S", "http://127.0.0.1:8000", key)
+    sessions.learn_endpoint("T", "http://127.0.0.1:8000", ("x-api-key", "two"))
+    sessions.record_tool("S", "a", started("1"))
+    sessions.record_tool("T", "a", started("2"))
+    sessions.record_tool("S", "a", started("3"), endpoint="http://localhost:8000/v1")
+    sessions.learn_endpoint("S", "http://127.0.0.1:8000", None)
+    sessions.finish("S")
+
+    assert sinks["http://127.0.0.1:8000"].credentials == [key, ("x-api-key", "two"), None]
+    assert sinks["http://localhost:8000/v1"].credentials == [key]
+
+
+def test_a_key_goes_to_no_other_server(monkeypatch):
+    """Where events go elsewhere than requests, by argument or by environment, the key does not."""
+    sessions, sinks = make()
+    key = ("authorization", "Bearer one")
+    elsewhere = ["http://model.example:9000", "https://model.example:8000", "http://other:8000"]
+    sessions.learn_endpoint("S", "http://model.example:8000", key)
+    for url in (*elsewhere, "no url"):
+        sessions.record_tool("S", "a", started("1"), endpoint=url)
+    sessions.learn_endpoint("S", "http://model.example:8000", key, endpoint="http://given:1")
+    sessions.record_tool("S", "a", started("1"))
+    monkeypatch.setenv("SCOUT_BASE_URL", "http://env:2")
+    sessions.finish("S")
+
+    assert sorted(sinks) == sorted([*elsewhere, "no url", "http://given:1", "http://env:2"])
+    assert {None} == {each for sink in sinks.values() for each in sink.credentials}
 
 
 def test_switched_off(monkeypatch):

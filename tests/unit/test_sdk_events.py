@@ -1,6 +1,7 @@
 """The side channel's sender against real sockets: good, dead, deaf and refusing servers."""
 
 import contextlib
+import http.server
 import json
 import os
 import socket
@@ -85,6 +86,39 @@ def answering(*answers):
             listening.shutdown(socket.SHUT_RDWR)
         listening.close()
         thread.join(5)
+
+
+@contextlib.contextmanager
+def refusing(*keys):
+    """A server that takes events, and refuses those whose Authorization is in the yielded set."""
+    refused = set(keys)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(401 if self.headers["authorization"] in refused else 204)
+
+        def do_GET(self):
+            self.answer(404)
+
+        def answer(self, status):
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_address[1]}", refused
+        finally:
+            listening.shutdown()
+            thread.join(5)
 
 
 def test_an_event_arrives(server):
@@ -220,6 +254,46 @@ def test_a_black_hole_costs_its_timeout_only():
         assert counts.failed >= 1
         assert counts.sent == 0
         assert counts.waiting + counts.dropped + counts.failed == 2000
+
+
+def test_each_message_speaks_for_one_caller(server):
+    """Events of several callers gather by caller, in order; an API key of the sender wins."""
+    names = [("authorization", "Bearer one"), ("x-api-key", "two"), None]
+    with sending(server.base_url) as sender, sending(server.base_url, api_key="own") as own:
+        for number in range(30):
+            sender.emit(replace(EVENT, session=f"s{number}"), names[number % 3])
+        assert sender.flush(5)
+        own.emit(replace(EVENT, session="own"), names[0])
+        assert own.flush(5)
+    told: dict[tuple[str | None, str | None], list[str]] = {}
+    for post in posts(server):
+        caller = (post.header("authorization"), post.header("x-api-key"))
+        told.setdefault(caller, []).extend(e["session"] for e in json.loads(post.body)["events"])
+    assert told == {
+        ("Bearer one", None): [f"s{n}" for n in range(0, 30, 3)],
+        (None, "two"): [f"s{n}" for n in range(1, 30, 3)],
+        (None, None): [f"s{n}" for n in range(2, 30, 3)],
+        ("Bearer own", None): ["own"],
+    }
+
+
+def test_a_refused_key_silences_its_own_caller_alone():
+    """401 drops what the caller has waiting, and what it emits within 60 s; others are heard."""
+    clock = FakeClock()
+    bad, good = ("authorization", "Bearer bad"), ("authorization", "Bearer good")
+    with refusing("Bearer bad") as (url, refused), sending(url, clock=clock) as sender:
+        for _ in range(3):
+            sender.emit(EVENT, bad)
+            sender.emit(EVENT, good)
+        assert not sender.flush(5)
+        assert totals(sender) == (3, 3, 0)
+        sender.emit(EVENT, bad)
+        assert totals(sender) == (3, 4, 0)
+        clock.advance(60)
+        refused.clear()
+        sender.emit(EVENT, bad)
+        sender.flush(5)
+        assert totals(sender) == (4, 4, 0)
 
 
 def test_a_server_without_a_side_channel_is_left_alone():
