@@ -183,6 +183,24 @@ def test_a_final_session_goes_before_a_live_one():
     assert engine.core.order.score(live) == 0.0
 
 
+def test_a_session_that_ends_while_it_runs_is_over_when_its_request_is():
+    """The word that nothing more comes may overtake the end of the last answer."""
+    core = PolicyCore(PolicySettings(), capacity_blocks=40, block_tokens=16)
+    blocks = chain(("system", 5), ("s", 3))
+    for name in ("1", "2"):
+        core.arrive(
+            RequestFacts(
+                request_id=name, hints=hints("s", "a"), block_hashes=blocks, prompt_tokens=128
+            ),
+            now=0.0,
+        )
+    core.event(SessionEvent(session="s", final=True), now=1.0)
+    core.finish(FinishFacts(request_id="1", finish=Finish.STOP), now=2.0)
+    assert (1, 0) == (core.state(now=2.0).sessions_running, core.state(now=2.0).sessions_ended)
+    core.finish(FinishFacts(request_id="2", finish=Finish.STOP), now=3.0)
+    assert 1 == core.state(now=3.0).sessions_ended
+
+
 def test_a_session_that_is_due_goes_after_one_that_is_away_for_long():
     """A promised return inside the turnover time is worth more than one far outside."""
     engine = Engine(60, PolicySettings(duel=False, min_predictability=0.0))

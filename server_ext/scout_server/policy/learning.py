@@ -62,13 +62,18 @@ def learn(tenant: Tenant, session: Session, agent: Agent, hints: Hints | None, n
 
 
 def say_final(tenant: Tenant, session: Session) -> None:
-    """Note that the client of *session* said it was done; believed by its track record."""
-    if session.ended_said or not session.turns:
+    """
+    Note that the client of *session* said it was done; believed by its track record.
+
+    While a request of it runs it goes on: say it again when that ends.
+    """
+    if not session.turns:
         return
     trust = tenant.trust(session.agent)
-    session.ended_said = True
-    trust.final_said += 1.0
-    trust.final_kept += 1.0
+    if not session.ended_said:
+        session.ended_said = True
+        trust.final_said += 1.0
+        trust.final_kept += 1.0
     if trust.final > 0.5 and session.running == 0:
         tenant.end(session)
 

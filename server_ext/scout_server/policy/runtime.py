@@ -192,7 +192,7 @@ class PolicyCore:
             self._ended[facts.request_id] = request
             if len(self._ended) > _MAX_ENDED:
                 self._ended.popitem(last=False)
-        if request.final:
+        if request.final or session.ended_said:
             say_final(tenant, session)
         self._touched(tenant, session, now)
 
