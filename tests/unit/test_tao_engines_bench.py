@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from scout_sdk import ConfigError, Hints
-from scout_server.bench.taoengines import (
-    Arm,
-    Program,
-    make_programs,
-    mean_size,
-    tao_engines,
-)
+from scout_server.bench.taoengines import tao_engines
+from scout_server.bench.taoload import Arm, Program, make_programs, mean_size
 from scout_server.bench.vllmrouter import named, peer_arguments
 from scout_server.demo.measure import Counters
 
