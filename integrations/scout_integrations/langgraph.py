@@ -94,7 +94,7 @@ class ScoutCallback(GraphCallbackHandler):
         self._hints = hints
         self._auto_install = install == "auto"
         self._runs = RunTable()
-        self._calls: Recent[str, Call] = Recent(_MAX_CALLS)
+        self._calls: Recent[tuple[str, str], Call] = Recent(_MAX_CALLS)
         self._topologies: Recent[int, tuple[weakref.ref[Any], Topology]] = Recent(_MAX_GRAPHS)
         self._given = None if graph is None else Topology(graph)
 
@@ -344,7 +344,7 @@ class ScoutCallback(GraphCallbackHandler):
                 for call in getattr(message, "tool_calls", None) or ():
                     if call.get("id"):
                         self._calls.put(
-                            call["id"],
+                            (run.session, call["id"]),
                             Call(
                                 session=run.session,
                                 agent=run.agent,
@@ -402,11 +402,11 @@ class ScoutCallback(GraphCallbackHandler):
         name: str,
         inputs: Mapping[str, Any] | None,
     ) -> Call | None:
-        if call_id is not None:
-            return self._calls.pop(call_id)
         parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
         if parent is None:
             return None
+        if call_id is not None:
+            return self._calls.pop((parent.session, call_id))
         return self._calls.pop_where(
             lambda call: (
                 call.session == parent.session and call.name == name and call.arguments == inputs

@@ -48,7 +48,7 @@ class ScoutProcessor(TracingProcessor):
         self.enabled = True
         self.endpoint = base_url
         self._runs = RunTable()
-        self._calls: Recent[str, Call] = Recent(_MAX_CALLS)
+        self._calls: Recent[tuple[str, str], Call] = Recent(_MAX_CALLS)
 
     @property
     def open_runs(self) -> int:
@@ -158,7 +158,7 @@ class ScoutProcessor(TracingProcessor):
         elif run.kind in _LLM:
             for call_id, name, arguments in _tool_calls(span.span_data):
                 self._calls.put(
-                    call_id,
+                    (run.session, call_id),
                     Call(
                         session=run.session,
                         agent=run.agent,

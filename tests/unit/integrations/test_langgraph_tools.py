@@ -1,13 +1,17 @@
 """What a LangGraph run says of its tools, its ends and its broken parts."""
 
 import asyncio
+import json
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import MessagesState
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -15,7 +19,8 @@ from langgraph.prebuilt import ToolNode, tools_condition
 import scout_sdk
 from scout_integrations.langgraph import ScoutCallback
 from scout_sdk import Evidence, SessionEvent, ToolState, _guard, _strict
-from scout_sdk.testing import RecordingServer
+from scout_sdk._replies import last_role
+from scout_sdk.testing import RecordingServer, Reply, ToolCall
 
 
 @tool
@@ -70,6 +75,39 @@ def test_tool_events_ride_on_the_next_request(server, chat_model):
 
     assert first.tools == ()
     assert [(t.name, t.state) for t in second.tools] == [("shell", ToolState.ENDED)] * 2
+
+
+def test_equal_call_ids_of_two_sessions(chat_model):
+    """Models that count their calls (`functions.shell:0`) give them equal ids in every session."""
+    asked = threading.Barrier(2)
+
+    def answer(request):
+        if last_role(request.json) == "tool":
+            return None
+        arguments = json.dumps({"command": "sleep 3"})
+        call = ToolCall(name="shell", arguments=arguments, call_id="functions.shell:0")
+        return Reply(tools=(call,))
+
+    def model(state: MessagesState) -> dict[str, Any]:
+        said = ChatOpenAI(model="m", base_url=server.base_url, api_key="x").invoke(
+            state["messages"]
+        )
+        if said.tool_calls:
+            asked.wait(5)  # both have asked before a tool starts
+        return {"messages": [said]}
+
+    callback = ScoutCallback()
+    with RecordingServer(reply=answer) as server, ThreadPoolExecutor(2) as pool:
+        for name in ("alice", "bob"):
+            graph = StateGraph(MessagesState).add_node(name, model)
+            graph.add_node("tools", ToolNode([shell])).add_edge(START, name)
+            graph.add_conditional_edges(name, tools_condition).add_edge("tools", name)
+            config = {"callbacks": [callback], "metadata": {"scout_session_id": name}}
+            pool.submit(graph.compile().invoke, task("go"), config)
+        pool.shutdown()
+        told = {(event.session, event.agent) for event in events_of(server)}
+
+    assert {("alice", "alice"), ("bob", "bob")} == told
 
 
 def test_retries_carry_the_same_tools(server, chat_model):
