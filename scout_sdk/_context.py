@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
+from scout_sdk._env import read_environment
 from scout_sdk._guard import guarded
 from scout_sdk._hints import Hints
 from scout_sdk._sessions import SESSIONS, PendingTool, at, finish
@@ -29,6 +30,7 @@ __all__ = [
     "current_hints",
     "current_slot",
     "enclosing",
+    "is_ours",
     "open_slot",
     "remove_source",
     "take",
@@ -111,6 +113,8 @@ class Slot:
 
 _CURRENT: contextvars.ContextVar[Slot | None] = contextvars.ContextVar("scout_slot", default=None)
 _sources: list[Callable[[], Slot | None]] = []
+_nobodys: Slot | None = None
+"""Of requests that belong to no session but that of SCOUT_SESSION_ID."""
 
 
 def current_slot() -> Slot | None:
@@ -175,6 +179,17 @@ def _find(key: str, retries: int) -> Slot | None:
             found = source()
             if found is not None and found.owns(key, retries):
                 return found
+    return _of_the_environment() if slot is None else slot
+
+
+def _of_the_environment() -> Slot | None:
+    global _nobodys
+    session = read_environment().session
+    if session is None:
+        return None
+    slot = _nobodys
+    if slot is None or slot.hints.session != session:
+        slot = _nobodys = Slot(Hints(session=session))
     return slot
 
 
@@ -187,6 +202,11 @@ def take(key: str = "", retries: int = 0) -> tuple[Hints, Slot] | None:
     """
     slot = _find(key, retries)
     return None if slot is None else (slot.hints_for(key, retries), slot)
+
+
+def is_ours(key: str = "", retries: int = 0) -> bool:
+    """Whether there are hints for the request being built; asking takes nothing."""
+    return _find(key, retries) is not None
 
 
 def current_hints() -> Hints | None:
@@ -222,9 +242,10 @@ class context:  # noqa: N801 - read as a function
     Name the agent and the session of the requests made inside.
 
     A (sync or async) context manager and a decorator of functions and coroutine functions. What
-    is not given comes from the enclosing context. Without any session, one is made up, and the
-    server is told when it ends; a session given by name may go on later, so nothing is said
-    unless *final* is True. Requests are numbered by (session, agent).
+    is not given comes from the enclosing context, the session also from SCOUT_SESSION_ID. Without
+    any session, one is made up, and the server is told when it ends; a session given by name may
+    go on later, so nothing is said unless *final* is True. Requests are numbered by (session,
+    agent).
     """
 
     def __init__(
@@ -271,9 +292,11 @@ class context:  # noqa: N801 - read as a function
         session = values.get("session")
         if session is not None and base.session not in (None, session):
             values.setdefault("parent", base.session)
-        made_up = session is None and base.session is None
-        if made_up:
-            values["session"] = uuid.uuid4().hex
+        made_up = False
+        if session is None and base.session is None:
+            named = read_environment().session
+            made_up = named is None
+            values["session"] = named or uuid.uuid4().hex
         hints = dataclasses.replace(base, turn=None, tools=(), final=False, **values)
         if self._base_url is not None:
             _allow(self._base_url)

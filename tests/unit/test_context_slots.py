@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import scout_sdk
-from scout_sdk import Hints, _context, context, current_hints, use_hints
+from scout_sdk import Hints, SessionEvent, _context, context, current_hints, use_hints
 from scout_sdk._context import Slot, add_source, close, open_slot, remove_source, take
 from scout_sdk._locks import ProcessLock
 from scout_sdk._sessions import SESSIONS
@@ -44,6 +44,25 @@ def test_context_names_agent_and_session():
     assert first == Hints(session="S", agent="planner", turn=1)
     assert second == Hints(session="S", agent="planner", turn=2)
     assert taken("c") is None
+
+
+def test_the_environment_names_what_belongs_to_no_session(monkeypatch):
+    """SCOUT_SESSION_ID is the session of calls outside every context, and of contexts without."""
+    monkeypatch.setenv("SCOUT_SESSION_ID", "job-7")
+    told: list[SessionEvent] = []
+    monkeypatch.setattr(SESSIONS, "listener", told.append)
+    bare = [taken("a"), taken("a", 1), taken("b")]
+    with context(agent="planner"), context(agent="coder"):
+        inside = taken("c")
+    with context(agent="planner", session="S"):
+        named = taken("d")
+
+    assert bare == [Hints(session="job-7", turn=turn) for turn in (1, 1, 2)]
+    assert inside == Hints(session="job-7", agent="coder", turn=1)
+    assert named == Hints(session="S", agent="planner", turn=1)
+    assert told == []  # who named it says when it ends
+    monkeypatch.setenv("SCOUT_SESSION_ID", " ")
+    assert taken("e") is None
 
 
 def test_retries_keep_their_turn():
