@@ -37,7 +37,8 @@ class Endpoint:
             parts, host, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not host or not host.isascii():
             raise ConfigError(
-                f"base URL {base_url!r} is not of the form http://HOST[:PORT][/PATH] or https://..."
+                f"base URL {base_url!r} is not of the form http://HOST[:PORT][/PATH] or https://...,"
+                " such as http://host:8000/v1"
             )
         secure = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")

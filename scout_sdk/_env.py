@@ -1,11 +1,14 @@
 """The SCOUT_* environment variables, read when asked and never at import."""
 
+import functools
 import logging
 import math
 import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from scout_sdk._errors import ConfigError
 
 __all__ = ["Environment", "announce", "read_environment"]
 
@@ -38,7 +41,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     given = os.environ if environ is None else environ
     problems: list[str] = []
     return Environment(
-        base_url=_text(given, "SCOUT_BASE_URL"),
+        base_url=_server(given, "SCOUT_BASE_URL", problems),
         enabled=_flag(given, "SCOUT_SDK_ENABLED", True, problems),
         session=_text(given, "SCOUT_SESSION_ID"),
         api_key=_text(given, "SCOUT_API_KEY"),
@@ -72,6 +75,27 @@ def announce(environment: Environment) -> None:
 
 def _text(given: Mapping[str, str], name: str) -> str | None:
     return given.get(name, "").strip() or None
+
+
+def _server(given: Mapping[str, str], name: str, problems: list[str]) -> str | None:
+    value = _text(given, name)
+    problem = None if value is None else _wrong_server(value)
+    if problem is None:
+        return value
+    problems.append(f"{name}: {problem}")
+    return None
+
+
+@functools.lru_cache(maxsize=16)
+def _wrong_server(base_url: str) -> str | None:
+    """Return what is wrong with *base_url*, or None."""
+    from scout_sdk._capabilities import Endpoint  # only for those who name a server
+
+    try:
+        Endpoint.parse(base_url)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _flag(given: Mapping[str, str], name: str, default: bool, problems: list[str]) -> bool:

@@ -8,6 +8,7 @@ call, sync or async, streaming or not, and in the caller's context (openai 1.x, 
 
 import functools
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from scout_sdk import _wire
-from scout_sdk._context import take
-from scout_sdk._env import Environment, read_environment
+from scout_sdk._context import is_ours, take
+from scout_sdk._env import Environment, announce, read_environment
 from scout_sdk._errors import ConfigError
 from scout_sdk._guard import guarded, warn_once
 from scout_sdk._hints import Hints
@@ -26,6 +27,7 @@ from scout_sdk._sessions import SESSIONS, Credentials, is_this_machine
 
 __all__ = [
     "allow",
+    "allow_host",
     "allowed",
     "attach",
     "install",
@@ -45,7 +47,12 @@ _PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
 _CREDENTIALS = ("authorization", "api-key", "x-api-key")
 _RETRY_HEADER = "x-stainless-retry-count"
 
+_MAX_STRANGERS = 64
+
+_logger = logging.getLogger("scout_sdk")
 _hosts: set[str] = set()
+_strangers: set[str] = set()
+"""Hosts of which was said that they get no hints."""
 _lock = ProcessLock()
 _wanted = True  # False after uninstall(): nothing installs the patch unasked
 _active = False
@@ -96,11 +103,18 @@ def _host_of(base_url: str) -> str | None:
 
 
 def allow(base_url: str) -> None:
-    """Let requests to the host of *base_url* carry hints."""
-    host = _host_of(base_url)
-    if host is None:
-        raise ConfigError(f"no host in {base_url!r}; expected something like http://host:8000")
-    _hosts.add(host)
+    """Let requests to the server at *base_url* carry hints. Raises ConfigError for a wrong URL."""
+    from scout_sdk._capabilities import Endpoint  # only for those who name a server
+
+    _hosts.add(Endpoint.parse(base_url).host)
+
+
+def allow_host(host: str) -> None:
+    """Let requests to *host*, a name or a base URL, carry hints."""
+    name = _host_of(host)
+    if name is None:
+        raise ConfigError(f"no host in {host!r}; expected something like http://host:8000")
+    _hosts.add(name)
 
 
 def allowed(host: str) -> bool:
@@ -115,6 +129,21 @@ def allowed(host: str) -> bool:
         return True
     base_url = _environment().base_url
     return base_url is not None and host == _host_of(base_url)
+
+
+def _say_stranger(host: str) -> None:
+    """Say once that *host* gets no hints, though there are some: else nobody would notice."""
+    if host in _strangers or len(_strangers) >= _MAX_STRANGERS:
+        return
+    _strangers.add(host)
+    # Whoever named a server knows, and talks to others on purpose.
+    named = bool(_hosts) or _environment().base_url is not None
+    _logger.log(
+        logging.DEBUG if named else logging.WARNING,
+        "scout: requests to %s carry no hints; if that is your server, name it: SCOUT_BASE_URL,"
+        " or base_url=",
+        host,
+    )
 
 
 def _endpoint(url: Any, path: str) -> str:
@@ -147,11 +176,11 @@ def label(request: Any, key: str = "", retries: int = 0) -> None:
     path: str = url.path
     if not path.endswith(_PATHS):
         return
-    tells = (
-        allowed(url.host)
-        and not refuses_hints(url.scheme == "https", url.host, url.port)
-        and _environment().enabled
-    )
+    enabled = _environment().enabled
+    known = allowed(url.host)
+    if enabled and not known and is_ours(key, retries):
+        _say_stranger(url.host)
+    tells = known and enabled and not refuses_hints(url.scheme == "https", url.host, url.port)
     if not tells and _recorder is None:
         return
     taken = take(key, retries)
@@ -167,6 +196,15 @@ def label(request: Any, key: str = "", retries: int = 0) -> None:
     for name, value in _wire.encode(hints).items():
         if name not in headers:
             headers[name] = value
+    if _logger.isEnabledFor(logging.DEBUG):
+        _logger.debug(
+            "scout: request to %s: agent %r, session %r, turn %s, %d tools",
+            url.host,
+            hints.agent,
+            hints.session,
+            hints.turn,
+            len(hints.tools),
+        )
     if hints.session is not None:
         server = _endpoint(url, path)
         SESSIONS.learn_endpoint(
@@ -238,6 +276,7 @@ def _install_locked() -> bool:
     if wrapped is None:
         client._build_request = _patched(original)
     _active = True
+    announce(read_environment())
     return True
 
 
@@ -319,6 +358,7 @@ def attach(obj: T) -> T:
             f"found no HTTP client behind a {type(obj).__name__}; expected an OpenAI or AsyncOpenAI"
             " client, a LangChain or AutoGen model that holds one, or an httpx or httpx2 client"
         )
+    announce(read_environment())
     for client in clients:
         hook = _async_hook if hasattr(client, "aclose") else _hook
         # The property returns the live dict; its setter would drop nothing, but wraps lists anew.

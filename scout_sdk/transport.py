@@ -65,7 +65,7 @@ class HintTransport(httpx.BaseTransport):
         self._inner = httpx.HTTPTransport() if inner is None else inner
         self._hints = hints
         for host in hosts:
-            _openai.allow(host)
+            _openai.allow_host(host)
 
     def handle_request(self, request: Any) -> Any:
         """Send *request* with the hint headers set."""
@@ -109,7 +109,7 @@ class AsyncHintTransport(httpx.AsyncBaseTransport):
         self._inner = httpx.AsyncHTTPTransport() if inner is None else inner
         self._hints = hints
         for host in hosts:
-            _openai.allow(host)
+            _openai.allow_host(host)
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send *request* with the hint headers set."""

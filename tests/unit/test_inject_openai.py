@@ -145,6 +145,24 @@ def test_strangers_are_told_nothing(server):
     assert [any(name.startswith(_wire.PREFIX) for name in r.headers) for r in sent] == [False, True]
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_strangers_are_named_once(named, monkeypatch, caplog):
+    """Who never named a server hears, once for each host, that its requests carry no hints."""
+    monkeypatch.setattr(_openai, "_hosts", {"named.example"} if named else set())
+    monkeypatch.setattr(_openai, "_strangers", set())
+    with caplog.at_level(logging.DEBUG, "scout_sdk"):
+        for host in ("one.example", "one.example", "two.example", "named.example"):
+            request = httpx.Request("POST", f"http://{host}/v1/chat/completions")
+            if named or host != "named.example":
+                _openai.label(request)
+                with context(agent="a", session="S"):
+                    _openai.label(request)
+    told = [record for record in caplog.records if "carry no hints" in record.message]
+
+    assert [record.args for record in told] == [("one.example",), ("two.example",)]
+    assert {record.levelno for record in told} == {logging.DEBUG if named else logging.WARNING}
+
+
 def test_other_endpoints_are_left_alone(server, client):
     """Only requests for completions carry hints."""
     with context(agent="a", session="S"):

@@ -443,6 +443,27 @@ def test_debug_says_what_is_sent(server):
     assert done.stderr.count("SCOUT_TIMEOUT='soon'") == 1
 
 
+def test_debug_says_what_requests_carry(server):
+    """With SCOUT_DEBUG=1 each request's hints are told, and whose requests have none."""
+    code = """
+        import sys, httpx, scout_sdk
+        with httpx.Client() as client, scout_sdk.context(agent="planner", session="S"):
+            scout_sdk.attach(client).post(sys.argv[1] + "/chat/completions", json={})
+            for hook in client.event_hooks["request"] * 2:
+                hook(client.build_request("POST", "http://stranger.example/v1/responses"))
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), server.base_url],
+        env=os.environ | {"SCOUT_DEBUG": "1", "SCOUT_BASE_URL": "host:8000"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "request to 127.0.0.1: agent 'planner', session 'S', turn 1, 0 tools" in done.stderr
+    assert done.stderr.count("stranger.example carry no hints") == 1
+    assert done.stderr.count("SCOUT_BASE_URL: base URL 'host:8000' is not") == 1
+
+
 def test_no_thread_before_the_first_event(server):
     """A sender that is never used starts no thread and asks nothing."""
     before = threading.active_count()

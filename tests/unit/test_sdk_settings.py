@@ -54,6 +54,15 @@ def test_bad_values_do_no_harm(timeout):
     assert f"SCOUT_TIMEOUT={timeout!r}" in seconds
 
 
+@pytest.mark.parametrize("url", ["h:8000", "localhost", "ftp://h", "http://h:99999", "http://[::1"])
+def test_a_wrong_server_counts_as_none(url):
+    """A SCOUT_BASE_URL where nothing can be sent is named as a problem, with the form it has."""
+    given = read_environment({"SCOUT_BASE_URL": url})
+    assert given.base_url is None
+    (problem,) = given.problems
+    assert problem.startswith(f"SCOUT_BASE_URL: base URL {url!r} is not of the form http://HOST")
+
+
 def test_strict_mode_reaches_the_guard():
     """Inside strict() our own faults are raised, in every thread; outside they are logged."""
 
