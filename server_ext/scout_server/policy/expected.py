@@ -37,7 +37,20 @@ def _product(one: Array, two: Array) -> Array:
     rows = max(1, _PIECE // max(1, two.size))
     if rows >= len(one):
         return np.asarray(one @ two)
-    return np.concatenate([one[at : at + rows] @ two for at in range(0, len(one), rows)])
+    found = np.empty((len(one), two.shape[1]))
+    for at in range(0, len(one), rows):
+        np.matmul(one[at : at + rows], two, out=found[at : at + rows])
+    return found
+
+
+def _either(first: Array, later: Array) -> Array:
+    """Return the chance of a *first* use or, as rare events, *later* ones; changes both."""
+    np.minimum(first, 0.999999, out=first)
+    np.negative(later, out=later)
+    np.exp(later, out=later)
+    np.subtract(1.0, first, out=first)
+    first *= later
+    return np.subtract(1.0, first, out=first)
 
 
 class Cycles:
@@ -201,13 +214,10 @@ class Outlook:
         returns = np.diff(self._gaps.at(cdfs, times + away[:, None]), axis=1)
         returns *= (1.0 - self._leave[list(symbols)])[:, None]
         reach = _product(returns, self.cycles.fold).reshape(len(symbols), _STEPS, -1)
-        places = self.place[list(symbols)]
-        later = np.matmul(self._powers[places][:, :, 1:], reach[:, 1:-1])
-        step = self._powers[places][:, :, 0] / np.maximum(
-            self._powers[places][:, :, 0].sum(1), 1e-9
-        ).reshape(-1, 1)
-        first = np.minimum(step[:, :, None] * reach[:, :1], 0.999999)
-        return self.density(1.0 - (1.0 - first) * np.exp(-later))
+        powers = self._powers[self.place[list(symbols)]]
+        step = powers[:, :, 0] / np.maximum(powers[:, :, 0].sum(1), 1e-9)[:, None]
+        later = np.matmul(powers[:, :, 1:], reach[:, 1:-1])
+        return self.density(_either(step[:, :, None] * reach[:, :1], later))
 
     def anchors(self) -> Array:
         """
@@ -249,13 +259,13 @@ class Outlook:
 
         *where* are places, in pairs with *who*.
         """
-        reach = self._reach[who]
-        first = np.minimum(self._step[who, where][:, None] * reach[:, 0], 0.999999)
+        reach = self._reach.take(who, axis=0)
         come_from = self._from[who]
-        ahead = self._powers[come_from, where][:, 1:]
-        ahead = np.where(come_from[:, None] >= 0, ahead, 0.0)
+        pairs = come_from * len(self._ids) + where
+        ahead = self._powers.reshape(-1, _STEPS - 1).take(pairs, axis=0, mode="wrap")[:, 1:]
+        ahead[come_from < 0] = 0.0
         later = np.matmul(ahead[:, None, :], reach[:, 1:-1])[:, 0]
-        return self.density(1.0 - (1.0 - first) * np.exp(-later))
+        return self.density(_either(self._step[who, where][:, None] * reach[:, 0], later))
 
     def density(self, q: Array) -> Array:
         """
@@ -266,10 +276,17 @@ class Outlook:
         (Gittins' index of a stopping problem). For a known time of the next use it is the
         reciprocal of that time, the optimal order.
         """
-        missed = 1.0 - q
-        before = np.concatenate([np.ones((*q.shape[:-1], 1)), missed[..., :-1]], axis=-1)
-        kept = np.cumsum(0.5 * (before + missed) * self._steps, axis=-1)
-        return np.asarray((q / np.maximum(kept, 1e-9)).max(axis=-1))
+        # a row a point: sums and maxima over points then run along all blocks at once
+        used = np.ascontiguousarray(q.reshape(-1, q.shape[-1]).T)
+        missed = 1.0 - used
+        kept = 1.0 + missed
+        np.add(missed[:-1], missed[1:], out=kept[1:])
+        kept *= 0.5
+        kept *= self._steps[:, None]
+        for at in range(1, len(kept)):
+            kept[at] += kept[at - 1]
+        np.maximum(kept, 1e-9, out=kept)
+        return np.asarray(np.divide(used, kept, out=kept).max(axis=0).reshape(q.shape[:-1]))
 
     def _returns(
         self, sessions: Sequence[Session], trust: Sequence[HintTrust], end: Array, now: float

@@ -173,7 +173,7 @@ class Scoring:
             return False
         if session.promise is not None or session.ended_said:
             outlook.ask([session], [tenant.trust(session.agent)], now)
-            self._put(self._chains(tenant, outlook, [session]))
+            self._put([*zip(*self._chains(tenant, outlook, [session]), strict=True)])
             return True
         typical = self._typical[tenant.name].rows.get(session.agent)
         if typical is not None:
@@ -230,7 +230,7 @@ class Scoring:
         if live:
             outlook.ask(live, [tenant.trust(session.agent) for session in live], now)
             tenant.unnoticed = float((1.0 - outlook.living).sum())
-            scores.update(self._chains(tenant, outlook, live))
+            scores.update(zip(*self._chains(tenant, outlook, live), strict=True))
         typical = self._typical.get(tenant.name)
         if typical is None or typical.stale(outlook, self.renewals):
             typical = self._typical[tenant.name] = _Typical(outlook, self.renewals)
@@ -262,8 +262,8 @@ class Scoring:
         tenant: Tenant,
         outlook: Outlook,
         sessions: Sequence[Session],
-    ) -> list[tuple[int, float]]:
-        """Return the scores of the chains of *sessions*, which *outlook* was asked about."""
+    ) -> tuple[list[int], list[float]]:
+        """Return the chains of *sessions*, which *outlook* was asked about, and their scores."""
         counts: list[int] = []
         symbols: list[int] = []
         groups: list[int] = []
@@ -292,11 +292,10 @@ class Scoring:
         scores = outlook.chains(who, np.maximum(place, 0))
         scores *= np.where(place >= 0, extension[where], 0.0)
         values = scores.tolist()
-        found = list(zip(groups, values, strict=True))
-        for at, (_, chain) in enumerate(old, len(found) - len(old)):
+        for at, (_, chain) in enumerate(old, len(values) - len(old)):
             if chain.superseded:
-                found[at] = (chain.group, found[at][1] * _SUPERSEDED)
-        return found
+                values[at] *= _SUPERSEDED
+        return groups, values
 
 
 class _Typical:

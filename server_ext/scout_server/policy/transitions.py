@@ -262,43 +262,38 @@ class Transitions:
         size = self.used + 1
         zero = np.asarray(self._zero[:size], dtype=np.float64)
         p = (zero + _NEW) / (zero.sum() + _NEW * size)
-        found = np.asarray(contexts, dtype=np.int64).reshape(-1, 3)
-        earlier, before, now = found[:, 0], found[:, 1], found[:, 2]
-        one = self._mixed(np.broadcast_to(p, (len(found), size)), now)
-        pair = np.where(now != END, self._rows_of(0, before, now), -1)
-        two = self._mixed(one, pair)
-        both = (now != END) & (before != END)
-        deep = np.where(both, self._rows_of(earlier + 1, before, now), -1)
-        three = self._mixed(two, deep)
-        a, b, c = self._weights()
-        return np.asarray(a * one + b * two + c * three)
+        found = np.array(contexts, dtype=np.int64).reshape(-1, 3).T.copy()
+        earlier, before, now = found
+        slots = self._contexts.find_all(
+            np.concatenate([np.zeros_like(earlier), earlier + 1]),
+            np.concatenate([before, before]),
+            np.concatenate([now, now]),
+        )
+        pair, deep = slots.reshape(2, -1)
+        longer = now != END
+        one = self._mixed(p[None, :], now)
+        two = self._mixed(one, np.where(longer & (pair >= 0), self.symbols + 1 + pair, -1))
+        longer &= before != END
+        three = self._mixed(two, np.where(longer & (deep >= 0), self.symbols + 1 + deep, -1))
+        for order, weight in zip((one, two, three), self._weights(), strict=True):
+            order *= weight
+        one += two
+        one += three
+        return one
 
     def _mixed(self, shorter: Row, rows: Ints) -> Row:
         """Return *shorter* predictions improved by the counts of *rows*; -1 improves nothing."""
         width, size = self.width, shorter.shape[1]
-        known = np.flatnonzero(rows >= 0)
-        if not len(known):
-            return shorter
-        at = rows[known]
-        nxt = np.frombuffer(self._next, dtype=np.uint16).reshape(-1, width)[at]
-        count = np.frombuffer(self._count, dtype=np.float32).reshape(-1, width)[at]
-        full = nxt != _EMPTY
-        counts = np.zeros((len(known), size + 1))
-        places = np.where(full, np.minimum(nxt, size), size)
-        counts[np.arange(len(known))[:, None], places] = count
-        escape = (_ESCAPE + _ESCAPE_KINDS * full.sum(1))[:, None]
-        total = np.frombuffer(self._total, dtype=np.float32)[at][:, None]
-        mixed = (counts[:, :size] + escape * shorter[known]) / (total + escape)
-        if len(known) == len(rows):
-            return np.asarray(mixed)
-        out = np.array(shorter)
-        out[known] = mixed
-        return out
-
-    def _rows_of(self, deep: Ints | int, before: Ints, now: Ints) -> Ints:
-        """Return the rows of many longer contexts, -1 for those that are not known."""
-        slots = self._contexts.find_all(deep, before, now)
-        return np.where(slots >= 0, self.symbols + 1 + slots, -1)
+        known = rows >= 0
+        nxt = np.frombuffer(self._next, dtype=np.uint16).reshape(-1, width)[rows]
+        count = np.frombuffer(self._count, dtype=np.float32).reshape(-1, width)[rows]
+        total = np.frombuffer(self._total, dtype=np.float32)[rows]
+        seen = np.flatnonzero((nxt < size) & known[:, None])
+        escape = np.where(known, _ESCAPE + _ESCAPE_KINDS * (nxt != _EMPTY).sum(1), 1.0)[:, None]
+        mixed = escape * shorter
+        mixed.reshape(-1)[seen // width * size + nxt.reshape(-1)[seen]] += count.reshape(-1)[seen]
+        mixed /= np.where(known, total, 0.0)[:, None] + escape
+        return np.asarray(mixed)
 
     def _row(self, before: int, now: int, certain: Sequence[int], earlier: int) -> Row:
         zero = np.asarray(self._zero[: self.used + 1], dtype=np.float64)
