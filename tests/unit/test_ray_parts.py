@@ -444,13 +444,14 @@ async def test_an_ingress_that_died_leaks_nothing() -> None:
 
 async def test_events_are_learnt_and_named_after_the_replica_of_their_session() -> None:
     """
-    The ingress passes an event on to where its session last ran.
+    The ingress passes an event on to where its session last ran; an unknown one's to every replica.
     """
     async with pool() as actor:
-        await actor.set_nodes(facts("a"))
-        await actor.place(asked("1", "s"), 0, frozenset(), 5)
+        await actor.set_nodes(facts("a", "b"))
+        placed = await actor.place(asked("1", "s"), 0, frozenset(), 5)
+        (home,), other = {placed.node}, ({"a", "b"} - {placed.node}).pop()
         events = [SessionEvent(session="other"), SessionEvent(session="s", final=True)]
-        assert await actor.events(events, "") == {"a": [1]}
+        assert await actor.events(events, "") == {home: [0, 1], other: [0]}
         await actor.finish("1", 0, 100, 10, 0, ())
         assert await actor.sessions() == []
 
@@ -523,7 +524,7 @@ def test_the_trace_misses_no_call_of_the_engine() -> None:
     Whatever changes the engine is written down; what only shows it, or is made of the rest, not.
     """
     public = {name for name in vars(TaoEngine) if not name.startswith("_")}
-    assert public - {"step", "view"} <= {*vars(TracedEngine)}
+    assert public - {"concerned", "step", "view"} <= {*vars(TracedEngine)}
 
 
 async def test_the_trace_replays_to_the_same_decisions() -> None:

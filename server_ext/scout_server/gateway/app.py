@@ -1,5 +1,6 @@
 """The gateway as an ASGI application: its own routes, and the proxy behind all others."""
 
+import asyncio
 import contextlib
 import hmac
 from collections.abc import AsyncIterator
@@ -12,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from scout_sdk import _wire
 from scout_sdk._limits import MAX_EVENTS_BYTES
-from scout_server.gateway.nodes import Nodes, check_kv_events
+from scout_server.gateway.nodes import Nodes, check_nodes
 from scout_server.gateway.proxy import Proxy
-from scout_server.gateway.settings import GatewaySettings, node_addresses
+from scout_server.gateway.settings import GatewaySettings
 from scout_server.tao.pool import Pool
 from scout_server.tao.sidechannel import capabilities_of, read_bounded
 from scout_server.tenancy import TenancySettings, tenant_of
@@ -26,13 +27,13 @@ class Gateway:
     """One gateway: pool, nodes, proxy and the routes of its own."""
 
     def __init__(self, settings: GatewaySettings, tenancy: TenancySettings | None = None) -> None:
-        # Wrong addresses fail here, before anything starts.
-        check_kv_events(node_addresses(settings.nodes).values())
+        check_nodes(settings)  # what is wrong fails here, before anything starts
         self.settings = settings
         self.tenancy = tenancy or TenancySettings()
         self.pool = Pool(settings)
         self.nodes = Nodes(settings, self.pool)
         self.proxy = Proxy(settings, self.tenancy, self.pool, self.nodes)
+        self._configuring = asyncio.Lock()
 
     async def start(self) -> None:
         """Start to look at nodes and to decide."""
@@ -44,12 +45,20 @@ class Gateway:
         await self.pool.stop()
         await self.nodes.stop()
 
-    async def reconfigure(self, settings: GatewaySettings) -> None:
-        """Take new settings; streams and held requests go on. Address and worker stay."""
-        check_kv_events(node_addresses(settings.nodes).values())
-        self.pool.engine.configure(settings.tao)
-        self.settings = self.proxy.settings = self.pool.settings = settings
-        await self.nodes.configure(settings)
+    async def reconfigure(
+        self, settings: GatewaySettings, tenancy: TenancySettings | None = None
+    ) -> None:
+        """
+        Take new settings; streams and held requests go on. ConfigError leaves the old ones.
+
+        What is only used at the start, such as address and worker, stays as it was.
+        """
+        check_nodes(settings)
+        async with self._configuring:
+            self.pool.engine.configure(settings.tao)
+            self.settings = self.proxy.settings = self.pool.settings = settings
+            self.tenancy = self.proxy.tenancy = tenancy or self.tenancy
+            await self.nodes.configure(settings)
 
     # ---- routes of our own -----------------------------------------------------------------
 
@@ -65,7 +74,15 @@ class Gateway:
 
     async def capabilities(self, request: Request) -> Response:
         """Say what this gateway takes."""
-        return JSONResponse(capabilities_of("scout-gateway"))
+        settings = self.settings
+        return JSONResponse(
+            capabilities_of(
+                "scout-gateway",
+                tool_calls=settings.tool_calls,
+                sessions=bool(settings.admin_key),
+                body_bytes=settings.max_body_bytes,
+            )
+        )
 
     async def events(self, request: Request) -> Response:
         """Take events of the side channel, and tell the node that holds each session."""
@@ -76,13 +93,7 @@ class Gateway:
         if not events:
             return JSONResponse({"accepted": 0, "rejected": rejected}, status_code=400)
         tenant = tenant_of(dict(request.headers), self.tenancy)
-        by_node: dict[str, list[int]] = {}
-        for index, event in enumerate(events):
-            session = self.pool.engine.ledger.sessions.get((tenant, event.session))
-            if session is not None and session.origin is not None:
-                by_node.setdefault(session.origin, []).append(index)
-            self.pool.event(event, tenant=tenant)
-        for name, indices in by_node.items():
+        for name, indices in self.pool.events(events, tenant=tenant).items():
             self.nodes.post_events(
                 name, _wire.encode_events([events[i] for i in indices]), request.headers.raw, tenant
             )

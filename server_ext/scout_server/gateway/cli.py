@@ -16,14 +16,18 @@ import uvicorn
 from scout_sdk import ConfigError
 from scout_server.config import load
 from scout_server.gateway.app import Gateway, create_app
-from scout_server.gateway.settings import GatewaySettings, node_addresses
+from scout_server.gateway.nodes import check_nodes
+from scout_server.gateway.settings import GatewaySettings
 from scout_server.tenancy import TenancySettings
 
-__all__ = ["gateway_app", "serve"]
+__all__ = ["gateway_app", "reread", "serve"]
 
 logger = logging.getLogger(__name__)
 
-Reload = Callable[[], GatewaySettings]
+Reload = Callable[[], tuple[GatewaySettings, TenancySettings]]
+
+_AT_START = ("connect_timeout_s", "host", "port", "trust_env", "worker")
+"""Settings that a new reading of the configuration does not change."""
 
 gateway_app = typer.Typer(add_completion=False)
 
@@ -46,13 +50,10 @@ def gateway(
     """Route agent programs to many servers: who gets KV room now, and where."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     settings, tenancy = _settings(file, node, host, port)
-    if not settings.nodes:
-        msg = "no node: give --node URL, or gateway.nodes in the configuration file"
-        raise ConfigError(msg)
     # uvloop where uvicorn finds it: half the cost of a streamed event.
     factory = uvicorn.Config("", loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serve(settings, tenancy, reload=lambda: _settings(file, node, host, port)[0]))
+        runner.run(serve(settings, tenancy, reload=lambda: _settings(file, node, host, port)))
 
 
 class _Server(uvicorn.Server):
@@ -77,7 +78,7 @@ def _settings(
         settings = replace(settings, host=host)
     if port is not None:
         settings = replace(settings, port=port)
-    node_addresses(settings.nodes)
+    check_nodes(settings)
     return settings, loaded.of(TenancySettings)
 
 
@@ -92,6 +93,23 @@ def _collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 100)
+
+
+async def reread(gateway: Gateway, reload: Reload) -> None:
+    """Let *gateway* take the settings that *reload* returns; what is wrong with them is said."""
+    before = gateway.settings
+    try:
+        await gateway.reconfigure(*reload())
+    except ConfigError as error:
+        logger.error("scout: the new configuration is not taken: %s", error)
+        return
+    except Exception:
+        logger.exception("scout: the new configuration could not be read")
+        return
+    logger.info("scout: the configuration was read again")
+    for name in _AT_START:
+        if getattr(gateway.settings, name) != getattr(before, name):
+            logger.warning("scout: gateway.%s changes with the next start only", name)
 
 
 async def serve(
@@ -114,21 +132,12 @@ async def serve(
     )
     tasks: set[asyncio.Task[None]] = set()
 
-    async def again() -> None:
-        assert reload is not None
-        try:
-            await gateway.reconfigure(reload())
-        except ConfigError as error:
-            logger.error("scout: the new configuration is not taken: %s", error)
-        else:
-            logger.info("scout: the configuration was read again")
-
-    def hang_up() -> None:
-        task = asyncio.ensure_future(again())
+    def hang_up(reload: Reload) -> None:
+        task = asyncio.ensure_future(reread(gateway, reload))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     if reload is not None and hasattr(signal, "SIGHUP"):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up, reload)
     _collect_seldom()
     await server.serve()

@@ -12,7 +12,13 @@ import aiohttp
 
 from scout_sdk import ConfigError
 from scout_sdk._wire import EVENTS_PATH
-from scout_server.gateway.settings import GatewaySettings, NodeAddress, node_addresses
+from scout_server.gateway.settings import (
+    GatewaySettings,
+    NodeAddress,
+    drained_names,
+    node_addresses,
+)
+from scout_server.policy.ledger import Node
 from scout_server.tao.headers import to_node
 from scout_server.tao.pool import Pool
 from scout_server.tao.telemetry import MAX_BYTES, NodeReport, read_metrics, read_state
@@ -20,19 +26,27 @@ from scout_server.tao.telemetry import MAX_BYTES, NodeReport, read_metrics, read
 if TYPE_CHECKING:
     from scout_server.gateway.kv_events import KvEvents
 
-__all__ = ["Nodes", "check_kv_events"]
+__all__ = ["Nodes", "check_nodes"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_POSTS = 256
 _MAX_NAMES = 65_536
+_KEEP_S = 4.0
+"""How long an idle connection is kept: less than servers keep it (uvicorn: 5 s), or they close it
+in the moment when it is used again."""
 _SOON = 1 / 8
 """Share of `poll_s` until a node whose engine makes requests wait is looked at again."""
 
 
-def check_kv_events(addresses: Iterable[NodeAddress]) -> None:
-    """ConfigError when a node has KV events and what reads them is not installed."""
-    if not any(a.kv_events for a in addresses):
+def check_nodes(settings: GatewaySettings) -> None:
+    """ConfigError when there is no node, or one is wrong, or needs what is not installed."""
+    addresses = node_addresses(settings.nodes)
+    if not addresses:
+        msg = "no node: give --node URL, or gateway.nodes in the configuration file"
+        raise ConfigError(msg)
+    drained_names(settings)
+    if not any(a.kv_events for a in addresses.values()):
         return
     try:
         from scout_server.gateway import kv_events  # noqa: F401
@@ -58,6 +72,8 @@ class Nodes:
         self._suspect: set[str] = set()
         self._drained: set[str] = set()
         self._cache: dict[str, tuple[int, int]] = {}
+        self._told: dict[str, int] = {}
+        """By node: the KV room that it told."""
         self._queued: set[str] = set()
         """Nodes whose engine made requests wait when it was last looked at."""
         self._client: aiohttp.ClientSession | None = None
@@ -80,7 +96,7 @@ class Nodes:
     async def start(self) -> None:
         """Open the client and look at every node once."""
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.settings.connect_timeout_s),
             auto_decompress=False,
             trust_env=self.settings.trust_env,
@@ -105,17 +121,22 @@ class Nodes:
     async def configure(self, settings: GatewaySettings) -> None:
         """Take the list of nodes; streams go on, and a node taken out ends with its last one."""
         wanted = node_addresses(settings.nodes)
-        drained = set(node_addresses(settings.drain))
+        drained = drained_names(settings)
         self.settings = settings
         for name in [n for n in self.known if n not in wanted]:
             self._drained.add(name)
             self.pool.engine.drain_node(name)
         added = [a for n, a in wanted.items() if n not in self.known]
         for name, address in wanted.items():
+            before = self.known.get(name, address)
             self.known[name] = address
+            if before != address:  # the same server, with other KV events
+                self._deaf(name)
+                self._listen(address)
             if (name in drained) != (name in self._drained):
                 (self._drained.add if name in drained else self._drained.discard)(name)
                 self._set_drain(name)
+            self._resize(name)
         for address in added:
             self._look[address.name] = asyncio.Event()
             self._listen(address)
@@ -130,8 +151,10 @@ class Nodes:
         for name in [n for n in self.known if n not in wanted]:
             if self.pool.engine.ledger.used(name)[1] == 0:
                 self.pool.engine.lose_node(name, forget=True)
-                del self.known[name]
-                self._drained.discard(name)
+                for table in (self.known, self._told, self._cache, self._look):
+                    table.pop(name, None)
+                for names in (self._drained, self._suspect, self._queued):
+                    names.discard(name)
                 self._deaf(name)
                 task = self._tasks.pop(name, None)
                 if task is not None and task is not asyncio.current_task():
@@ -206,11 +229,18 @@ class Nodes:
             self._look[name].set()
 
     def any_up(self) -> list[NodeAddress]:
-        """Return the nodes that are up, those that take new turns first."""
-        nodes = self.pool.engine.ledger.nodes
-        up = [n for n in nodes.values() if n.up and n.name in self.known]
-        up.sort(key=lambda n: (n.draining, n.name))
-        return [self.known[n.name] for n in up]
+        """Return the nodes that are up."""
+        return [self.known[n.name] for n in self._up()]
+
+    def open(self) -> list[NodeAddress]:
+        """Return the nodes that take what is new; when none does, those that are up."""
+        up = self._up()
+        taking = [n for n in up if not n.draining] or up
+        return [self.known[n.name] for n in taking]
+
+    def _up(self) -> list[Node]:
+        nodes = self.pool.engine.ledger.by_name()
+        return [n for n in nodes if n.up and n.name in self.known]
 
     def post_events(
         self, name: str, body: bytes, raw: Iterable[tuple[bytes, bytes]], tenant: str
@@ -275,8 +305,7 @@ class Nodes:
             if name in self._suspect:
                 self._suspect.discard(name)
                 self._set_drain(name)
-            self.pool.engine.expire(now=self.pool.clock())
-            self.pool.kick()
+            self.pool.expire()
             self._gone(node_addresses(self.settings.nodes))
             if name not in self.known:
                 return
@@ -285,7 +314,7 @@ class Nodes:
         engine, name = self.pool.engine, address.name
         engine.set_node(
             name,
-            capacity=report.capacity_tokens or self._capacity(name),
+            capacity=self._capacity(name, report),
             slots=self.settings.slots,
         )
         # What came while a step was computed waits for its end: only a queue that stays counts.
@@ -302,9 +331,17 @@ class Nodes:
                     report.hit_tokens - hit, report.queried_tokens - queried
                 )
 
-    def _capacity(self, name: str) -> int:
-        node = self.pool.engine.ledger.nodes.get(name)
-        return node.capacity if node is not None else self.settings.capacity_tokens
+    def _capacity(self, name: str, report: NodeReport | None = None) -> int:
+        """Return a node's KV room: what it says, what it said last, or what is configured."""
+        if report is not None and report.capacity_tokens:
+            self._told[name] = report.capacity_tokens
+        return self._told.get(name, self.settings.capacity_tokens)
+
+    def _resize(self, name: str) -> None:
+        """Take over the configured size of a node, up or down."""
+        if name in self.pool.engine.ledger.nodes:
+            capacity, slots = self._capacity(name), self.settings.slots
+            self.pool.engine.ledger.set_node(name, capacity=capacity, slots=slots)
 
     async def _report(self, address: NodeAddress) -> NodeReport | None:
         """Return one look at a node; None: it does not answer."""

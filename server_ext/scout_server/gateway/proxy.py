@@ -19,7 +19,7 @@ from scout_server.tao.asgi import answer, client_left, take_body
 from scout_server.tao.asked import TURN_PATHS, Asked, linked, understand
 from scout_server.tao.chains import Chains
 from scout_server.tao.estimates import Estimates
-from scout_server.tao.headers import merged_outcome, to_client, to_node
+from scout_server.tao.headers import is_open, merged_outcome, to_client, to_node
 from scout_server.tao.observation import Observation
 from scout_server.tao.pool import Pool, PoolFullError
 from scout_server.tenancy import TenancySettings
@@ -33,8 +33,16 @@ _RENEW_S = 10.0
 _MAX_LATE_ERROR = 1024 * 1024
 
 
+_STALE_S = 1.0
+"""A kept connection that its node had closed meanwhile fails within this time."""
+
+
 class _UnreachableError(Exception):
     """A node did not begin to answer; nothing was sent to the client yet."""
+
+
+class _CutError(Exception):
+    """A node broke its answer off; the client has the beginning."""
 
 
 class Proxy:
@@ -80,6 +88,9 @@ class Proxy:
             if not left or task.uncancel():
                 raise
             self._count("client-left")
+        except _CutError as error:  # the server closes the connection: the client sees it was cut
+            self._count("cut")
+            logger.warning("scout: %s: %r", error, error.__cause__)
         except OSError:  # the client's connection broke while we wrote
             self._count("client-left")
         except Exception:
@@ -102,18 +113,26 @@ class Proxy:
 
     async def _plain_request(self, scope: Scope, body: bytes, reply: Reply) -> None:
         """Pass a request that needs no KV room to a node that is up, each in turn."""
-        if not scope["path"].startswith("/v1/"):  # servers have doors of their own elsewhere
+        if not is_open(scope["path"]):
             self._count("unknown-route")
             await answer(reply.send, 404, "only /v1 passes", kind="invalid_request_error")
             return
-        nodes = [n for n in self.nodes.any_up() if not n.rank]
+        nodes = list({n.url: n for n in self.nodes.open()}.values())
         self._turn += 1
         tries = self.settings.retries + 1 if scope["method"] in ("GET", "HEAD", "OPTIONS") else 1
         for attempt in range(min(tries, len(nodes))):
             node = nodes[(self._turn + attempt) % len(nodes)]
             last = attempt + 1 == min(tries, len(nodes))
             try:
-                await self._send_on(scope, body, node, reply, tenant=None, outcomes={}, last=last)
+                await self._send_on(
+                    scope,
+                    body,
+                    replace(node, rank=None),
+                    reply,
+                    tenant=None,
+                    outcomes={},
+                    last=last,
+                )
             except _UnreachableError:
                 self.nodes.suspect(node.name)
                 continue
@@ -134,11 +153,21 @@ class Proxy:
         asked = linked(asked, self._chains)
         for outcome in asked.outcomes.values():
             self.pool.meters.hints.labels(outcome.value).inc()
-        turn = self._estimates.turn(asked)
         left_s = settings.hold_timeout_s
         if asked.timeout_s is not None:
             left_s = min(left_s, 0.9 * asked.timeout_s)
         deadline = self.pool.clock() + left_s
+        try:
+            await self._attempts(scope, body, reply, asked, deadline)
+        finally:  # unless it is finished
+            self.pool.cancel(asked.key)
+
+    async def _attempts(
+        self, scope: Scope, body: bytes, reply: Reply, asked: Asked, deadline: float
+    ) -> None:
+        """Try a turn on one node after the other, until one begins to answer."""
+        settings = self.settings
+        turn = self._estimates.turn(asked)
         every_s = settings.keep_alive_s if asked.stream else 0.0
         for attempt in range(settings.retries + 1):
             began = self.pool.clock()
@@ -161,7 +190,6 @@ class Proxy:
             )
             node = self.nodes.known.get(name)
             if node is None:  # taken out between the plan and now
-                self.pool.cancel(asked.key)
                 continue
             try:
                 await self._run(scope, body, node, reply, asked, outcomes, attempt)
@@ -184,9 +212,8 @@ class Proxy:
         outcomes: dict[str, HintOutcome],
         attempt: int,
     ) -> None:
-        """Run an admitted turn on its node and give its room back, whatever happens."""
+        """Run an admitted turn on its node; learn from its answer when that is whole and good."""
         usage = Observation()
-        finished = False
         self.nodes.runs(asked.session, asked.tenant)
         try:
             await self._send_on(
@@ -200,29 +227,29 @@ class Proxy:
                 usage=usage,
                 alive=lambda: self.pool.renew(asked.key),
             )
-            finished = reply.status < 400
-        finally:
-            if finished:
-                prompt, output, cached = usage.tokens()
-                tools = usage.calls()
-                session = self.pool.engine.ledger.sessions.get((asked.tenant, asked.session))
-                self._estimates.learn(
-                    asked,
-                    prompt_tokens=prompt,
-                    cached_tokens=cached,
-                    first=session is not None and session.turns == 0,
-                )
-                self.pool.finish(
-                    asked.key,
-                    prompt_tokens=prompt,
-                    output_tokens=output if output is not None else usage.events,
-                    cached_tokens=cached,
-                    held_tokens=self.nodes.held(node.name, asked.session, asked.tenant),
-                    tools=tools,
-                    final=asked.final or (asked.tentative and not tools),
-                )
-            else:
-                self.pool.cancel(asked.key)
+        except _CutError:
+            self.nodes.suspect(node.name)
+            raise
+        if reply.status >= 400:
+            return
+        prompt, output, cached = usage.tokens()
+        tools = usage.calls()
+        session = self.pool.engine.ledger.sessions.get((asked.tenant, asked.session))
+        self._estimates.learn(
+            asked,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            first=session is not None and session.turns == 0,
+        )
+        self.pool.finish(
+            asked.key,
+            prompt_tokens=prompt,
+            output_tokens=output if output is not None else usage.events,
+            cached_tokens=cached,
+            held_tokens=self.nodes.held(node.name, asked.session, asked.tenant),
+            tools=tools,
+            final=asked.final or (asked.tentative and not tools),
+        )
 
     async def _send_on(
         self,
@@ -274,21 +301,34 @@ class Proxy:
         headers: CIMultiDict[str],
         body: bytes | None,
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """Return a node's answer up to its first bytes; a node that goes down meanwhile fails."""
-        response: aiohttp.ClientResponse | None = None
-        try:
-            async with asyncio.timeout(None) as patience:
-                with self.nodes.expecting(node.name, patience):
-                    response = await self.nodes.client.request(
-                        method, url, headers=headers, data=body, allow_redirects=False
-                    )
-                    return response, await response.content.readany()
-        except BaseException as error:
-            if response is not None:
-                response.close()
-            if isinstance(error, aiohttp.ClientError | OSError | TimeoutError):
-                raise _UnreachableError from error
-            raise
+        """
+        Return a node's answer up to its first bytes; a node that goes down meanwhile fails.
+
+        A connection that broke at once may have been a kept one that the node had closed already:
+        that says nothing of the node, which is asked once more.
+        """
+        began = self.pool.clock()
+        for again in (True, False):
+            response: aiohttp.ClientResponse | None = None
+            try:
+                async with asyncio.timeout(None) as patience:
+                    with self.nodes.expecting(node.name, patience):
+                        response = await self.nodes.client.request(
+                            method, url, headers=headers, data=body, allow_redirects=False
+                        )
+                        return response, await response.content.readany()
+            except BaseException as error:
+                if response is not None:
+                    response.close()
+                broken = isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError)
+                refused = isinstance(error, aiohttp.ClientConnectorError)
+                at_once = self.pool.clock() - began < _STALE_S
+                if again and response is None and broken and not refused and at_once:
+                    continue
+                if isinstance(error, aiohttp.ClientError | OSError | TimeoutError):
+                    raise _UnreachableError from error
+                raise
+        raise AssertionError
 
     async def _pass_back(
         self,
@@ -311,7 +351,6 @@ class Proxy:
         elif response.status >= 400:
             await self._late_error(response, first, reply)
             return
-        read = response.content.readany
         renew_at = self.pool.clock() + _RENEW_S
         chunk = first
         if usage is not None and self.settings.tool_calls:
@@ -323,7 +362,7 @@ class Proxy:
             if alive is not None and self.pool.clock() >= renew_at:
                 renew_at = self.pool.clock() + _RENEW_S
                 alive()
-            chunk = await read()
+            chunk = await _read(response)
         await reply.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _late_error(
@@ -331,7 +370,7 @@ class Proxy:
     ) -> None:
         """Send a node's error as an event, after comments have promised an event stream."""
         body = first
-        while len(body) <= _MAX_LATE_ERROR and (chunk := await response.content.readany()):
+        while len(body) <= _MAX_LATE_ERROR and (chunk := await _read(response)):
             body += chunk
         try:
             text = json.dumps(json.loads(body))
@@ -358,3 +397,11 @@ class Proxy:
 
     def _count(self, outcome: str) -> None:
         self.pool.meters.requests.labels(outcome).inc()
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the next bytes of an answer, none at its end."""
+    try:
+        return await response.content.readany()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise _CutError(f"{response.url.origin()} broke an answer off") from error

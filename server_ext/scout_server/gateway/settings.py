@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Interval
 from scout_sdk import ConfigError
 from scout_server.policy.engine import TaoSettings
 
-__all__ = ["GatewaySettings", "NodeAddress", "node_addresses"]
+__all__ = ["GatewaySettings", "NodeAddress", "drained_names", "node_addresses"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,8 @@ class GatewaySettings:
     `&kv_replay=tcp://HOST:PORT` where lost ones are asked for; a rank adds itself to the port.
     """
     drain: tuple[str, ...] = ()
-    """Servers of *nodes* that take no new turns; what runs there goes on."""
+    """Servers of *nodes* that get nothing new while another is up; what runs there goes on. One
+    without `#ranks=N` stands for all ranks of its server."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Interval(ge=0, le=65535)] = 8080
@@ -137,6 +138,23 @@ def node_addresses(nodes: tuple[str, ...]) -> dict[str, NodeAddress]:
     if wrong:
         raise ConfigError("gateway nodes:\n" + "\n".join(f"- {line}" for line in wrong))
     return found
+
+
+def drained_names(settings: GatewaySettings) -> frozenset[str]:
+    """Return the names of the nodes that drain; ConfigError lists what is no node of ours."""
+    nodes = node_addresses(settings.nodes)
+    found: set[str] = set()
+    wrong: list[str] = []
+    for text in settings.drain:
+        given = node_addresses((text,))
+        urls = {a.url for a in given.values() if a.rank is None}
+        names = {n for n, a in nodes.items() if n in given or a.url in urls}
+        if not names:
+            wrong.append(f"- {text!r} is none of gateway.nodes")
+        found |= names
+    if wrong:
+        raise ConfigError("\n".join(["gateway.drain:", *wrong]))
+    return frozenset(found)
 
 
 def _options(fragment: str) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ from scout_server.policy.offers import Held, Offers, gap_key
 from scout_server.policy.placement import Placement
 from scout_server.policy.readiness import Readiness
 from scout_server.policy.turns import (
+    UNNAMED,
     Applied,
     Snapshot,
     TaoSettings,
@@ -134,8 +135,14 @@ class TaoEngine:
             session.waiting.discard(key)
             self.ledger.settle(session)
         released = self.ledger.release(key)
+        if held is not None:
+            self._never_ran(held.session.id, now=now)
+        elif released is not None:
+            self._never_ran(released.session, now=now)
+        else:
+            return False
         self._move()
-        return held is not None or released is not None
+        return True
 
     def finish(
         self,
@@ -176,6 +183,19 @@ class TaoEngine:
         """A node said what it holds for a session, which *used* it just now, or lost some."""
         if self.ledger.observe_held((tenant, session), node, tokens, used=used, now=now):
             self._move()
+
+    def concerned(self, event: SessionEvent, *, tenant: str = "") -> tuple[str, ...]:
+        """
+        Return the nodes that an event should be told to.
+
+        The end of a session concerns every node that still holds something of it, the rest the one
+        where it goes on. Of a session that is unknown here any node may know.
+        """
+        session = self.ledger.sessions.get((tenant, event.session))
+        if session is None:
+            return tuple(n.name for n in self.ledger.by_name() if n.up)
+        names = {session.origin, *(session.residues if event.final else ())}
+        return tuple(sorted(name for name in names if name is not None))
 
     def event(self, event: SessionEvent, *, tenant: str = "", now: float) -> None:
         """Learn from the side channel; events of unknown sessions are ignored."""
@@ -335,6 +355,15 @@ class TaoEngine:
         ]
 
     # ---- inside ----------------------------------------------------------------------------
+
+    def _never_ran(self, key: tuple[str, str], *, now: float) -> None:
+        """Forget a session whose only requests ended early: of one without a name none returns."""
+        session = self.ledger.sessions.get(key)
+        if session is None or session.turns or session.waiting or session.running:
+            return
+        if session.origin is None or key[1].startswith(UNNAMED):
+            self.readiness.forget(key[1], tenant=key[0], now=now)
+            self.ledger.finish_session(key)
 
     def _move(self) -> None:
         """Something changed that may let any request in."""

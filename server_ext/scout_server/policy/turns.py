@@ -16,6 +16,7 @@ from scout_server.policy.planners import PlannerSettings, planner
 from scout_server.policy.readiness import ReadinessSettings
 
 __all__ = [
+    "UNNAMED",
     "Applied",
     "Snapshot",
     "TaoSettings",
@@ -24,6 +25,9 @@ __all__ = [
     "make_plan",
     "with_named_prefix",
 ]
+
+UNNAMED = "~"
+"""What the names of sessions begin with that no client named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from scout_server.ray.calls import Call, Head, Refusal, Ticket
 from scout_server.ray.settings import TENANT_HEADER, RaySettings
 from scout_server.tao.asgi import answer, client_left, take_body
 from scout_server.tao.asked import TURN_PATHS, Asked, understand
-from scout_server.tao.headers import merged_outcome, to_client, to_node
+from scout_server.tao.headers import is_open, merged_outcome, to_client, to_node
 from scout_server.tao.observation import Observation
 from scout_server.tenancy import TenancySettings
 
@@ -137,7 +137,7 @@ class Front:
 
     async def _plain(self, scope: Scope, body: bytes, reply: _Reply) -> None:
         """Pass a request that needs no KV room to any replica."""
-        if not scope["path"].startswith("/v1/"):  # engines have doors of their own elsewhere
+        if not is_open(scope["path"]):
             self._pool.tell("count", "unknown-route")
             await answer(reply.send, 404, "only /v1 passes", kind="invalid_request_error")
             return
@@ -292,9 +292,7 @@ def _call(scope: Scope, body: bytes, *, tenant: str) -> Call:
         method=scope["method"],
         path=path.decode("latin-1"),
         query=scope["query_string"],
-        headers=tuple(
-            (n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in headers.items()
-        ),
+        headers=tuple((n.lower().encode("latin-1"), v.encode()) for n, v in headers.items()),
         body=body,
     )
 

@@ -249,15 +249,9 @@ class PoolActor:
     # ---- side channel and views ------------------------------------------------------------
 
     async def events(self, events: Sequence[SessionEvent], tenant: str) -> dict[str, list[int]]:
-        """Learn from the side channel; return which events concern sessions of which replica."""
+        """Learn from the side channel; return which events each replica should be told."""
         await self._ready()
-        homes: dict[str, list[int]] = {}
-        for index, event in enumerate(events):
-            session = self.engine.ledger.sessions.get((tenant, event.session))
-            if session is not None and session.origin is not None:
-                homes.setdefault(session.origin, []).append(index)
-            self.pool.event(event, tenant=tenant)
-        return homes
+        return self.pool.events(events, tenant=tenant)
 
     async def metrics(self) -> bytes:
         """Return the metrics, named as the gateway's."""
@@ -316,11 +310,8 @@ class PoolActor:
         while True:
             await asyncio.sleep(self.settings.stats_period_s)
             try:
-                late = self.engine.expire(now=self.pool.clock())
-                self.pool.meters.expired.inc(len(late))
-                for key in late:
+                for key in self.pool.expire():
                     self._asked.pop(key, None)
                 self._forget_drained()
-                self.pool.kick()
             except Exception:
                 logger.exception("scout: a look at leases failed; they are looked at again")

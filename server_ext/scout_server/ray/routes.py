@@ -76,7 +76,15 @@ class _Own:
 
     async def capabilities(self, request: Request) -> Response:
         """Say what this application takes."""
-        return JSONResponse(capabilities_of("scout-ray"))
+        settings = self.front.settings
+        return JSONResponse(
+            capabilities_of(
+                "scout-ray",
+                tool_calls=settings.tool_calls,
+                sessions=bool(settings.admin_key),
+                body_bytes=settings.max_body_bytes,
+            )
+        )
 
     async def events(self, request: Request) -> Response:
         """Take events of the side channel, and tell the replica that holds each session."""
@@ -102,7 +110,7 @@ class _Own:
         call = Call(
             method="POST",
             path=_wire.EVENTS_PATH,
-            headers=tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers.items()),
+            headers=tuple((n.encode("latin-1"), v.encode()) for n, v in headers.items()),
             body=_wire.encode_events(events),
         )
         with contextlib.suppress(asyncio.QueueFull):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from scout_sdk import HintOutcome, Hints, _wire
 from scout_server import foreign
+from scout_server.policy.turns import UNNAMED
 from scout_server.tao.chains import Chains, digests_of
 from scout_server.tenancy import TenancySettings, tenant_of
 
@@ -85,7 +86,7 @@ def understand(
             break
     return Asked(
         key=key,
-        session=session if session is not None else f"~{key}",
+        session=session if session is not None else f"{UNNAMED}{key}",
         tenant=tenant,
         hints=hints,
         outcomes={**others.outcomes, **decoded.outcomes},
@@ -100,7 +101,7 @@ def understand(
 
 def linked(asked: Asked, chains: Chains) -> Asked:
     """Return *asked* with the session that *chains* knows by its growing history, if it has one."""
-    link = chains.link(asked.chain, new=f"~{asked.key}")
+    link = chains.link(asked.chain, new=f"{UNNAMED}{asked.key}")
     if link is None:
         return asked
     final = asked.hints is not None and asked.hints.final

@@ -6,7 +6,7 @@ from multidict import CIMultiDict
 
 from scout_sdk import HintOutcome, _wire
 
-__all__ = ["merged_outcome", "to_client", "to_node"]
+__all__ = ["is_open", "merged_outcome", "to_client", "to_node"]
 
 _HOP = frozenset(
     {
@@ -27,6 +27,20 @@ _TO_NODE = _HOP | {"host", "content-length", "expect"}
 _TO_CLIENT = frozenset(name.encode() for name in _HOP)
 
 
+def is_open(path: str) -> bool:
+    """Whether a (decoded) path leads to the API: servers have doors of their own elsewhere."""
+    parts = path.split("/")
+    return path.startswith("/v1/") and ".." not in parts and "." not in parts
+
+
+def _text(raw: bytes) -> str:
+    """Return what is written again as the same bytes, which clients write in UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
 def _hops(pairs: Iterable[tuple[str, str]]) -> set[str]:
     """Return the names of headers that the sender ends at this hop."""
     return {
@@ -41,7 +55,7 @@ def to_node(
     raw: Iterable[tuple[bytes, bytes]], *, added: Mapping[str, str], removed: frozenset[str]
 ) -> CIMultiDict[str]:
     """Return a client's headers as they go to a node; *added* replaces, *removed* never passes."""
-    pairs = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in raw]
+    pairs = [(n.decode("latin-1"), _text(v)) for n, v in raw]
     drop = _TO_NODE.union(_hops(pairs), removed, added)
     kept = CIMultiDict([pair for pair in pairs if pair[0].lower() not in drop])
     for name, value in added.items():

@@ -172,6 +172,22 @@ class Pool:
         """A running request shows life."""
         self.engine.renew(key, now=self.clock())
 
+    def expire(self) -> list[str]:
+        """End what outlived its lease; return the requests that were taken for lost."""
+        late = self.engine.expire(now=self.clock())
+        self.meters.expired.inc(len(late))
+        self._kick.set()
+        return late
+
+    def events(self, events: Sequence[SessionEvent], *, tenant: str) -> dict[str, list[int]]:
+        """Learn from the side channel; return which events each node should be told."""
+        told: dict[str, list[int]] = {}
+        for index, event in enumerate(events):
+            for node in self.engine.concerned(event, tenant=tenant):
+                told.setdefault(node, []).append(index)
+            self.event(event, tenant=tenant)
+        return told
+
     def event(self, event: SessionEvent, *, tenant: str) -> None:
         """Learn from the side channel."""
         self.engine.event(event, tenant=tenant, now=self.clock())
