@@ -7,7 +7,7 @@ from typing import Any
 from langgraph.pregel import Pregel
 
 from scout_integrations._runs import Run
-from scout_integrations._topology import Topology, is_generic
+from scout_integrations._topology import Topology, is_generic, middleware_of
 from scout_sdk._context import enclosing
 
 __all__ = ["agent_of", "node_path", "running_graph", "session_of"]
@@ -28,14 +28,16 @@ def agent_of(
 
     given: the handler's own name for all agents. topology: that of a graph that starts.
     """
-    named = metadata.get("scout_agent") or metadata.get("lc_agent_name") or given
+    node = metadata.get("langgraph_node")
+    middleware = middleware_of(node)  # its prompt is its own, whatever agent it serves
+    serves = metadata.get("lc_agent_name")
+    named = metadata.get("scout_agent") or (serves and middleware) or serves or given
     if named:
         return str(named)
     if topology is not None and topology.name is not None:
         return topology.name
-    node = metadata.get("langgraph_node")
     if not is_generic(node):
-        return str(node)
+        return str(middleware or node)
     if kind == "graph" and not is_generic(name):
         return str(name)
     ancestor = parent

@@ -40,6 +40,8 @@ class Run:
     call_id: str | None = None
     next_agents: tuple[str, ...] = ()
     topology: Topology | None = None
+    asked: str | None = None
+    """Who made the first request of those inside it that have ended."""
     touched: float = 0.0
     family: "set[Hashable]" = field(default_factory=set)
     """Run ids of all open descendants; kept on roots only."""

@@ -7,7 +7,6 @@ channel.
 """
 
 import uuid
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -21,7 +20,7 @@ from scout_integrations._guard import guarded
 from scout_integrations._identity import agent_of, node_path, running_graph, session_of
 from scout_integrations._runs import Recent, Run, RunTable
 from scout_integrations._tools import Call, finished, started
-from scout_integrations._topology import Topology
+from scout_integrations._topology import Topology, topology_of
 from scout_sdk._context import close, open_slot
 from scout_sdk._env import read_environment
 from scout_sdk._hints import HUMAN, Hints
@@ -33,7 +32,6 @@ __all__ = ["ScoutCallback", "instrument", "register", "uninstrument"]
 
 _NOT_GRAPHS = ("seq:step:", "map:key:", "condition:", "branch:")
 _MAX_CALLS = 10_000
-_MAX_GRAPHS = 256
 
 _waiting: Recent[str, tuple[str, float]] = Recent(_MAX_CALLS)
 """By session: the human it waits for and since when; the resuming handler may be another one."""
@@ -95,8 +93,7 @@ class ScoutCallback(GraphCallbackHandler):
         self._auto_install = install == "auto"
         self._runs = RunTable()
         self._calls: Recent[tuple[str, str], Call] = Recent(_MAX_CALLS)
-        self._topologies: Recent[int, tuple[weakref.ref[Any], Topology]] = Recent(_MAX_GRAPHS)
-        self._given = None if graph is None else Topology(graph)
+        self._given = None if graph is None else topology_of(graph)
 
     @classmethod
     def for_graph(cls, graph: Any, **options: Any) -> Self:
@@ -213,12 +210,20 @@ class ScoutCallback(GraphCallbackHandler):
             return parent.topology.next_agents(str(node), parent.agent) or parent.next_agents
         return parent.next_agents
 
-    def _end(self, run_id: uuid.UUID) -> Run | None:
+    def _end(self, run_id: uuid.UUID, *, whole: bool = False) -> Run | None:
+        """Close the run; *whole* says that it did all that it does."""
         popped = self._runs.pop(run_id)
         if popped is None:
             return None
         run, left = popped
         close(run.slot)
+        if run.asked is None and (run.kind == "llm" or run.slot.calls):
+            run.asked = run.agent
+        parent = run.parent
+        if parent is not None:
+            parent.asked = parent.asked or run.asked
+            if run.kind == "node" and parent.topology is not None and (whole or run.asked):
+                parent.topology.learn(str(run.name), parent.agent, run.asked)
         if run.parent is None:
             self._root_ended(run, left)
         return run
@@ -239,13 +244,7 @@ class ScoutCallback(GraphCallbackHandler):
         if parent_run_id is None and self._given is not None:
             return self._given
         graph = running_graph()
-        if graph is None:
-            return None
-        known = self._topologies.pop(id(graph))
-        if known is None or known[0]() is not graph:
-            known = (weakref.ref(graph), Topology(graph))
-        self._topologies.put(id(graph), known)
-        return known[1]
+        return None if graph is None else topology_of(graph)
 
     # --- graphs, nodes, chains ----------------------------------------------------------------
 
@@ -279,7 +278,7 @@ class ScoutCallback(GraphCallbackHandler):
     @guarded
     def on_chain_end(self, outputs: Any, *, run_id: uuid.UUID, **kwargs: Any) -> None:
         """Close it."""
-        self._end(run_id)
+        self._end(run_id, whole=True)
 
     @guarded
     def on_chain_error(self, error: BaseException, *, run_id: uuid.UUID, **kwargs: Any) -> None:

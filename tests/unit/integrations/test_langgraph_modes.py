@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypedDict
 import openai
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import ModelCallLimitMiddleware, SummarizationMiddleware
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
@@ -266,6 +267,47 @@ def test_static_edges_travel_as_next_agents(server, chat_model):
 
     expected = [("alice", ("bob",)), ("bob", ("last",)), ("last", ()), ("either", ())]
     assert [(h.agent, h.next_agents) for h in said(server)] == expected * 2
+
+
+def test_who_follows_is_who_asks(server, chat_model):
+    """Nodes without a request are passed through, and agents go by the names they ask under."""
+    model = chat_model()
+    bot = create_agent(model, [], name="bot")
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke(state["messages"][:1])]}
+
+    graph = StateGraph(MessagesState).add_node("rewrite", ask)
+    graph.add_node("fetch", lambda state: {})
+    graph.add_node("answer", lambda state: bot.invoke({"messages": state["messages"][:1]}))
+    graph.add_edge(START, "rewrite").add_edge("rewrite", "fetch").add_edge("fetch", "answer")
+    compiled = graph.compile()
+    for _ in range(2):
+        compiled.invoke(task("a"), {"callbacks": [ScoutCallback()]})
+
+    assert [(h.agent, h.next_agents) for h in said(server)] == [
+        ("rewrite", ("fetch",)),  # nobody knows yet
+        ("bot", ()),
+        ("rewrite", ("bot",)),
+        ("bot", ()),
+    ]
+
+
+def test_middleware_is_no_follower_and_asks_in_its_own_name(server, chat_model):
+    """Hooks of middleware are passed through; their requests have another prompt than the agent."""
+    model = chat_model()
+    middleware = [
+        SummarizationMiddleware(model, trigger=("messages", 2), keep=("messages", 1)),
+        ModelCallLimitMiddleware(run_limit=9),
+    ]
+    agent = create_agent(model, [shell], name="alice", middleware=middleware)
+    messages = [*task("a")["messages"], *task("b")["messages"]]
+    agent.invoke({"messages": messages}, {"callbacks": [ScoutCallback()]})
+
+    assert [(h.agent, h.next_agents) for h in said(server)] == [
+        ("SummarizationMiddleware", ()),  # the limit after it may end the run
+        ("alice", ()),
+    ]
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -12,7 +12,7 @@ from langgraph.graph.message import MessagesState
 from langgraph.prebuilt import ToolNode
 
 from scout_integrations._runs import Recent, Run, RunTable
-from scout_integrations._topology import Topology
+from scout_integrations._topology import Topology, topology_of
 from scout_sdk import Hints
 from scout_sdk._context import Slot
 from scout_sdk.testing import FakeClock
@@ -190,3 +190,32 @@ def test_followers_that_are_graphs():
     assert topology.next_agents("a", "own") == ("alice",)
     assert topology.next_agents("n1", "own") == ("bob",)
     assert topology.next_agents("bob", "own") == ("first",)
+
+
+def test_nodes_that_make_no_request_are_passed_through():
+    """What ran without a request is nobody; once it makes one, it is whoever made it."""
+    topology = Topology(
+        graph(
+            {"a": node, "fetch": node, "b": node, "act": ToolNode([])},
+            [(START, "a"), ("a", "fetch"), ("fetch", "b"), ("b", "act"), ("act", "a")],
+            {},
+        )
+    )
+    assert topology.next_agents("a", "own") == ("fetch",)
+    topology.learn("fetch", "own", None)
+    assert topology.next_agents("a", "own") == ("b",)
+    for agent in ("helper", None):  # it need not ask every time
+        topology.learn("fetch", "own", agent)
+        assert topology.next_agents("a", "own") == ("helper",)
+    topology.learn("fetch", "own", "own")
+    assert topology.next_agents("a", "other") == ("other",)
+    topology.learn("act", "own", "helper")  # which tool asks whom is not certain
+    topology.learn("unknown", "own", "helper")
+    assert topology.next_agents("b", "own") == ("a",)
+
+
+def test_a_topology_lives_as_long_as_its_graph():
+    """Handlers come and go with each run; what was seen of a graph stays."""
+    one, other = (graph({"a": node}, [(START, "a")], {}) for _ in range(2))
+    assert topology_of(one) is topology_of(one)
+    assert topology_of(one) is not topology_of(other)
