@@ -135,11 +135,10 @@ class Setting:
         (metric,) = self.gateway.pool.meters.requests.collect()
         return {s.labels["outcome"]: s.value for s in metric.samples if s.name.endswith("_total")}
 
-    async def tell(self, **event: object) -> None:
+    async def tell(self, headers: dict[str, bytes] | None = None, /, **event: object) -> None:
         """Send one event on the side channel."""
-        await self.ask(
-            None, path=EVENTS, body=json.dumps({"version": 1, "events": [event]}).encode()
-        )
+        body = json.dumps({"version": 1, "events": [event]}).encode()
+        await self.ask(None, path=EVENTS, body=body, headers=headers)
 
 
 Start = Callable[..., Awaitable[Setting]]
@@ -293,6 +292,29 @@ async def test_events_of_a_session_that_the_gateway_does_not_know_reach_all_node
     await s.tell(session="from before", final=True)
     await until(lambda: all(EVENTS in n.paths() for n in s.nodes))
     assert not s.gateway.pool.engine.ledger.sessions
+
+
+async def test_events_reach_a_node_in_their_order_and_few_messages(start: Start) -> None:
+    """What comes while a message is on its way waits for its end; each speaker's go together."""
+    node = RawNode()
+    s = await start([node], options="#ranks=2")
+    node.gate = asyncio.Event()
+    for i in range(6):
+        await s.tell(session=str(i), tool={"name": "bash", "state": "started"})
+        await until(lambda: len(node.seen) == 1)
+    await s.tell({"authorization": b"Bearer k"}, session="mine", final=True)
+    await s.tell(session="5", tool={"name": "bash", "state": "ended"})
+    node.gate.set()
+    await until(lambda: len(node.seen) == 3)
+    told = [json.loads(asked.body)["events"] for asked in node.seen]
+    assert [[e["session"] for e in events] for events in told] == [
+        ["0"],
+        ["1", "2", "3", "4", "5", "5"],
+        ["mine"],
+    ]
+    assert [e["tool"]["state"] for e in told[1][-2:]] == ["started", "ended"]
+    assert told[1][0]["age_s"] > 0
+    assert [asked.headers.get("authorization") for asked in node.seen] == [None, None, b"Bearer k"]
 
 
 async def test_capabilities_name_what_the_gateway_takes(start: Start) -> None:

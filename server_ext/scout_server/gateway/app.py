@@ -93,10 +93,8 @@ class Gateway:
         if not events:
             return JSONResponse({"accepted": 0, "rejected": rejected}, status_code=400)
         tenant = tenant_of(dict(request.headers), self.tenancy)
-        for name, indices in self.pool.events(events, tenant=tenant).items():
-            self.nodes.post_events(
-                name, _wire.encode_events([events[i] for i in indices]), request.headers.raw, tenant
-            )
+        told = self.pool.events(events, tenant=tenant)
+        self.nodes.tell(told, events, request.headers.raw, tenant=tenant)
         return JSONResponse({"accepted": len(events), "rejected": rejected}, status_code=202)
 
     async def state(self, request: Request) -> Response:

@@ -5,13 +5,14 @@ import contextlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import aiohttp
 
-from scout_sdk import ConfigError
+from scout_sdk import ConfigError, SessionEvent
 from scout_sdk._wire import EVENTS_PATH
+from scout_server.gateway.posts import Posts
 from scout_server.gateway.settings import (
     GatewaySettings,
     NodeAddress,
@@ -30,7 +31,6 @@ __all__ = ["Nodes", "check_nodes"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_POSTS = 256
 _MAX_NAMES = 65_536
 _KEEP_S = 4.0
 """How long an idle connection is kept: less than servers keep it (uvicorn: 5 s), or they close it
@@ -77,7 +77,7 @@ class Nodes:
         self._queued: set[str] = set()
         """Nodes whose engine made requests wait when it was last looked at."""
         self._client: aiohttp.ClientSession | None = None
-        self._posts: set[asyncio.Task[None]] = set()
+        self._posts = Posts(self._post, clock=pool.clock)
         self.kv: dict[str, KvEvents] = {}
         """By node: the listener to its KV events."""
         self._kv_tasks: dict[str, asyncio.Task[None]] = {}
@@ -111,7 +111,8 @@ class Nodes:
 
     async def stop(self) -> None:
         """Stop looking and close every connection."""
-        tasks = [*self._tasks.values(), *self._posts, *self._kv_tasks.values()]
+        await self._posts.stop()
+        tasks = [*self._tasks.values(), *self._kv_tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -242,25 +243,30 @@ class Nodes:
         nodes = self.pool.engine.ledger.by_name()
         return [n for n in nodes if n.up and n.name in self.known]
 
-    def post_events(
-        self, name: str, body: bytes, raw: Iterable[tuple[bytes, bytes]], tenant: str
+    def tell(
+        self,
+        told: Mapping[str, Sequence[int]],
+        events: Sequence[SessionEvent],
+        raw: Iterable[tuple[bytes, bytes]],
+        *,
+        tenant: str,
     ) -> None:
-        """Tell a node what its sessions do; best effort, dropped when it falls behind."""
-        address = self.known.get(name)
-        if address is None or len(self._posts) >= _MAX_POSTS:
-            return
+        """Tell nodes of *events*, by index, with the headers *raw* of who sent them."""
         header = self.settings.tenant_to_nodes
         added = {header: tenant} if header and tenant else {}
         headers = to_node(raw, added=added, removed=frozenset(filter(None, (header,))))
-        task = asyncio.create_task(self._post(address, body, headers))
-        self._posts.add(task)
-        task.add_done_callback(self._posts.discard)
+        by_server: dict[str, set[int]] = {}  # ranks are told by their server
+        for name, indices in told.items():
+            if (address := self.known.get(name)) is not None:
+                by_server.setdefault(address.url, set()).update(indices)
+        for url, chosen in by_server.items():
+            self._posts.put(url, [events[i] for i in sorted(chosen)], headers, tenant=tenant)
 
-    async def _post(self, address: NodeAddress, body: bytes, headers: Mapping[str, str]) -> None:
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with (
                 asyncio.timeout(self.settings.poll_timeout_s),
-                self.client.post(address.url + EVENTS_PATH, data=body, headers=headers) as response,
+                self.client.post(url + EVENTS_PATH, data=body, headers=headers) as response,
             ):
                 await response.read()
 
