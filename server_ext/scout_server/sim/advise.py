@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scout_sdk._errors import ConfigError
+from scout_server.sim.preflight import require_possible
 from scout_server.sim.record import CellRecord
 from scout_server.sim.scenario import Scenario, scenario_of
 from scout_server.sim.simulate import pool_of, simulate
-from scout_server.sim.traces import HashSource, Program, TraceReader
+from scout_server.sim.traces import HashSource, Program, SkipCount, TraceReader, by_arrival
 from scout_server.sim.traces.inspection import Inspection, inspect
 
 __all__ = ["POLICIES", "Advice", "advise"]
@@ -35,6 +37,8 @@ class Advice:
     pressure: float
     """Peak context of programs under way over the KV tokens of all replicas."""
     programs: int
+    skips: SkipCount
+    """Broken lines that were left out."""
 
 
 def _scenario(
@@ -73,13 +77,17 @@ def advise(
     The engine's block is the trace's, at most 64 tokens: finer blocks cost time and say the same.
     """
     reader = TraceReader(path, skip_bad=skip_bad)
-    kept: list[Program] = list(itertools.islice(reader, programs or None))
+    kept: list[Program] = list(itertools.islice(by_arrival(reader), programs or None))
+    if not kept:
+        msg = f"{path.name}: there is no program to simulate"
+        raise ConfigError(msg)
     block = next(b for b in (64, 32, 16, 8, 4, 2, 1) if reader.info.block_tokens % b == 0)
     options: dict[str, object] = {
         "gpu": gpu, "model": model, "tensor_parallel": tensor_parallel, "kv_blocks": kv_blocks,
         "replicas": replicas, "concurrency": concurrency, "speedup": speedup,
     }  # fmt: skip
     first = _scenario(path, block, "lru", options, programs)
+    require_possible([first])
     pool_tokens = pool_of(first).blocks * block
     found = inspect(reader.info, kept, sizes=0)
     records = tuple(
@@ -112,6 +120,7 @@ def advise(
         pool_tokens=pool_tokens,
         pressure=pressure,
         programs=len(kept),
+        skips=reader.skips,
     )
 
 

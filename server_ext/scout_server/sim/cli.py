@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -23,7 +22,15 @@ from scout_server.sim.paper import EXPERIMENTS, Finding, run_experiment
 from scout_server.sim.record import CellRecord
 from scout_server.sim.scenario import Scenario, defaults_yaml, load_document, scenario_of
 from scout_server.sim.simulate import programs_of
-from scout_server.sim.sweep import Axis, axes_of, combine, split_axes
+from scout_server.sim.sweep import (
+    Axis,
+    axes_of,
+    combinations,
+    combine,
+    scalar,
+    split_axes,
+    validated,
+)
 from scout_server.sim.sweep import sweep as run_sweep
 from scout_server.sim.tools import durations_by_tool, fit_tools, save_tools
 from scout_server.sim.traces import TraceReader
@@ -59,7 +66,7 @@ def _document(config: Path | None, overrides: Sequence[str] | None) -> dict[str,
         place, sign, value = text.partition("=")
         if not sign:
             raise typer.BadParameter(f"{text!r} is not of the form section.setting=value")
-        document = combine(document, place, yaml.safe_load(value))
+        document = combine(document, place, scalar(value))
     return document
 
 
@@ -109,6 +116,10 @@ def _report(
         return
     emit(console, command_line(), seed, {})
     console.print(_table(records))
+    if records and records[0].skipped_lines:
+        console.print(f"{records[0].skipped_lines} broken lines of the trace were left out:")
+        for reason in records[0].skip_reasons:
+            console.print(f"  {reason}", markup=False, highlight=False)
     for record in records:
         if record.rejected:
             console.print(
@@ -136,21 +147,26 @@ def run_command(
 ) -> None:
     """Simulate one scenario, under LRU and under its own policy."""
     try:
-        document, _ = split_axes(_document(config, overrides))
-        scenario = scenario_of(document)
-        chosen = scenario.residency.policy
+        document, left = split_axes(_document(config, overrides))
+        chosen = scenario_of(document).residency.policy
         policies = ["lru"] if chosen == "lru" else ["lru", chosen]
         axes = [Axis("residency.policy", tuple(policies))]
-        records = run_sweep(document, axes, jobs=1, console=Console(stderr=True))
-    except ScoutError as error:
+        scenario, records = _sweep(document, axes, jobs=1, resume=None)
+    except (ScoutError, OSError) as error:
         raise _fail(error) from error
+    if left:
+        names = ", ".join(axis.place for axis in left)
+        Console(stderr=True).print(
+            f"scout: one scenario was run; for every value of {names} use scout sim sweep",
+            markup=False,
+        )
     _report(records, scenario=scenario, as_json=json_output, html=html, out=out)
 
 
 def _sweep(
     document: dict[str, object], axes: Sequence[Axis], *, jobs: int, resume: Path | None
 ) -> tuple[Scenario, list[CellRecord]]:
-    scenario = scenario_of(document)
+    scenario = validated(list(combinations(document, axes)))[0]
     records = run_sweep(document, axes, jobs=jobs, console=Console(stderr=True), resume=resume)
     return scenario, records
 
@@ -173,7 +189,7 @@ def compare_command(
         axes = [a for a in axes if a.place != "residency.policy"]
         axes.append(Axis("residency.policy", tuple(p.strip() for p in policies.split(","))))
         scenario, records = _sweep(document, axes, jobs=jobs, resume=None)
-    except ScoutError as error:
+    except (ScoutError, OSError) as error:
         raise _fail(error) from error
     _report(records, scenario=scenario, as_json=json_output, html=html, out=out)
 
@@ -200,7 +216,7 @@ def sweep_command(
         document, axes = split_axes(_document(config, overrides))
         axes = [*axes, *axes_of(axis or ())]
         scenario, records = _sweep(document, axes, jobs=jobs, resume=resume)
-    except ScoutError as error:
+    except (ScoutError, OSError) as error:
         raise _fail(error) from error
     _report(records, scenario=scenario, as_json=json_output, html=html, out=out)
 
@@ -209,15 +225,20 @@ def sweep_command(
 def fit_tools_command(
     trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Scout trace.")],
     out: Annotated[Path | None, typer.Argument(help="File to write; none: print only.")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out broken lines, and count them; else fatal.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Fit a distribution per tool: lognormal body, Pareto tail, timeout; check its quantiles."""
     try:
-        reader = TraceReader(trace)
+        reader = TraceReader(trace, skip_bad=skip_bad)
         fits = fit_tools(reader)
         durations = durations_by_tool(reader, fits)
-    except ScoutError as error:
+    except (ScoutError, OSError) as error:
         raise _fail(error) from error
+    if not fits:
+        raise _fail(ConfigError(f"{trace.name}: no turn follows another, so no gap can be fitted"))
     rows: dict[str, object] = {}
     for name, fit in fits.items():
         values = sorted(durations[name])
@@ -236,7 +257,10 @@ def fit_tools_command(
         rows[name] = row
     if out is not None:
         save_tools(out, fits)
-    emit(wide_console(), command_line(), None, {"tools": rows}, (), json_output)
+    results: dict[str, object] = {"tools": rows}
+    if reader.skips.skipped:
+        results["skipped lines"] = reader.skips.skipped
+    emit(wide_console(), command_line(), None, results, (), json_output)
 
 
 @sim_app.command("paper")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from scout_sdk._errors import ConfigError
+from scout_server.sim.traces.jsonl import MOST_ID
 from scout_server.sim.traces.records import (
     HashScope,
     Program,
@@ -13,9 +14,6 @@ from scout_server.sim.traces.records import (
 )
 
 __all__ = ["PromptHasher", "next_of_session"]
-
-_PROGRAM_SHIFT = 28
-"""Ids of one program's engine blocks stay below 2**28: hashes of two programs never meet."""
 
 
 class PromptHasher:
@@ -36,11 +34,13 @@ class PromptHasher:
             raise ConfigError(msg)
         self._factor = info.block_tokens // block_tokens
         self._block_tokens = block_tokens
+        # Engine block ids of one program stay below it: hashes of two programs never meet.
+        self._shift = MOST_ID.bit_length() + self._factor.bit_length()
         self._global = info.scope is HashScope.GLOBAL
 
     def hashes(self, number: int, turn: Turn, following: Turn | None) -> Sequence[int]:
         """Return the hashes for *turn* of the program with *number*."""
-        base = 0 if self._global else (number + 1) << _PROGRAM_SHIFT
+        base = 0 if self._global else (number + 1) << self._shift
         prompt = turn.input_tokens // self._block_tokens
         if following is not None:
             reply_end = (turn.input_tokens + turn.output_tokens) // self._block_tokens

@@ -72,6 +72,10 @@ class CellRecord:
     events: int
     most_live: int
     """Most programs under way at once."""
+    skipped_lines: int = 0
+    """Broken lines of the trace that were left out, as asked."""
+    skip_reasons: list[str] = field(default_factory=list)
+    """Why, for the first few."""
     jct_points: list[tuple[float, float]] = field(default_factory=list)
     occupancy: list[tuple[float, float, float]] = field(default_factory=list)
     """(time, share of HBM blocks in use, share of tier blocks filled)."""

@@ -62,8 +62,8 @@ class HardwareSettings:
     profile: str = ""
     """File that `scout sim calibrate` wrote."""
     memory_fraction: Annotated[float, Interval(gt=0, le=1)] = 0.9
-    kv_blocks: Annotated[int, Ge(0)] = 0
-    """KV blocks of a replica; 0: what fits beside the weights."""
+    kv_blocks: Annotated[int, Interval(ge=0, le=10_000_000)] = 0
+    """KV blocks of a replica, whether they would fit or not; 0: what fits beside the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,9 @@ class Scenario:
     trace: TraceSettings = field(default_factory=TraceSettings)
 
 
-_CONFIG = pydantic.ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+_CONFIG = pydantic.ConfigDict(
+    extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+)
 
 
 @functools.cache
@@ -125,28 +127,37 @@ def _model() -> type[pydantic.BaseModel]:
     )
 
 
-def _choices(scenario: Scenario) -> list[str]:
-    from scout_server.sim.hardware.specs import GPUS, MODELS
+def _choices(values: Mapping[str, object]) -> list[str]:
+    """Return what is wrong with the names in *values*, whatever else is wrong there."""
+    from scout_server.sim.hardware.specs import GPUS, MODELS, TIER_DEVICES
+
+    base = Scenario()
+
+    def value_of(place: str) -> object:
+        section, _, name = place.partition(".")
+        part = values.get(section)
+        default: object = getattr(getattr(base, section), name)
+        return part.get(name, default) if isinstance(part, Mapping) else default
 
     wrong = []
-    for place, value, known in (
-        ("hardware.gpu", scenario.hardware.gpu, sorted(GPUS)),
-        ("hardware.model", scenario.hardware.model, sorted(MODELS)),
-        (
-            "hardware.latency",
-            scenario.hardware.latency,
-            ["aiconfigurator", "calibrated", "fitted", "roofline", "tables"],
-        ),
-        ("cell.scheduler", scenario.cell.scheduler, list(SCHEDULERS)),
-        ("cell.admission", scenario.cell.admission, ["none", "tao"]),
-        ("router.policy", scenario.router.policy, sorted(ROUTERS)),
-        ("residency.policy", scenario.residency.policy, sorted(RESIDENCY)),
+    for place, known in (
+        ("hardware.gpu", sorted(GPUS)),
+        ("hardware.model", sorted(MODELS)),
+        ("hardware.latency", ["aiconfigurator", "calibrated", "fitted", "roofline", "tables"]),
+        ("cell.scheduler", list(SCHEDULERS)),
+        ("cell.admission", ["none", "tao"]),
+        ("router.policy", sorted(ROUTERS)),
+        ("residency.policy", sorted(RESIDENCY)),
+        ("tiers.dram_device", sorted(TIER_DEVICES)),
+        ("tiers.cxl_device", sorted(TIER_DEVICES)),
     ):
-        if value not in known:
+        value = value_of(place)
+        if isinstance(value, str) and value not in known:
             wrong.append(f"{place}: {value!r} is unknown; known: {', '.join(known)}")
-    if scenario.hardware.latency == "tables" and not scenario.hardware.tables:
+    latency = value_of("hardware.latency")
+    if latency == "tables" and not value_of("hardware.tables"):
         wrong.append("hardware.tables: a folder is needed when hardware.latency is tables")
-    if scenario.hardware.latency == "calibrated" and not scenario.hardware.profile:
+    if latency == "calibrated" and not value_of("hardware.profile"):
         wrong.append("hardware.profile: a file is needed when hardware.latency is calibrated")
     return wrong
 
@@ -154,6 +165,7 @@ def _choices(scenario: Scenario) -> list[str]:
 def scenario_of(values: Mapping[str, object]) -> Scenario:
     """Return the scenario of *values* over the defaults; ConfigError lists everything wrong."""
     wrong: list[str] = []
+    model = None
     try:
         model = _model().model_validate(dict(values))
     except pydantic.ValidationError as error:
@@ -163,14 +175,11 @@ def scenario_of(values: Mapping[str, object]) -> Scenario:
                 wrong.append(f"{place}: unknown setting; known: {', '.join(_known(item['loc']))}")
             else:
                 wrong.append(f"{place}: {item['msg']}, not {item['input']!r}")
-        msg = "\n".join([f"scenario: {len(wrong)} error(s)", *(f"- {line}" for line in wrong)])
-        raise ConfigError(msg) from error
-    scenario = Scenario(**{f.name: getattr(model, f.name) for f in fields(Scenario)})
-    wrong = _choices(scenario)
+    wrong += _choices(values)
     if wrong:
         msg = "\n".join([f"scenario: {len(wrong)} error(s)", *(f"- {line}" for line in wrong)])
         raise ConfigError(msg)
-    return scenario
+    return Scenario(**{f.name: getattr(model, f.name) for f in fields(Scenario)})
 
 
 def _known(place: tuple[int | str, ...]) -> list[str]:

@@ -1,7 +1,7 @@
 """From a scenario to its record."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from scout_server.sim.scheduling import ScheduledTurn, make_queue
 from scout_server.sim.sending import Sent
 from scout_server.sim.tiers import TierAdmission, Tiers
 from scout_server.sim.tools import FittedTools, ReplayTools, ToolSource, load_tools
-from scout_server.sim.traces import Program, TraceInfo, TraceReader
+from scout_server.sim.traces import Program, SkipCount, TraceInfo, TraceReader, by_arrival
 from scout_server.sim.workload import generate, synthetic_info
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "prefill_s_per_token",
     "prepare",
     "programs_of",
+    "reader_of",
     "record_of",
     "simulate",
 ]
@@ -45,19 +46,34 @@ class Prepared:
     replicas: list[Replica]
     tiers: Tiers | None
     pool: PoolSize
+    skips: SkipCount
+    """Lines of the trace that were left out."""
 
 
-def programs_of(scenario: Scenario) -> tuple[TraceInfo, Iterable[Program]]:
-    """Return the header and the programs, lazily, of the scenario's trace or workload."""
+def reader_of(scenario: Scenario) -> TraceReader | None:
+    """Return the reader of the scenario's trace; None without one, ConfigError without a file."""
     if not scenario.trace.path:
-        info = synthetic_info(scenario.workload, scenario.seed)
-        return info, generate(scenario.workload, scenario.seed)
+        return None
     path = Path(scenario.trace.path)
     if not path.is_file():
         msg = f"trace.path: there is no file {path}"
         raise ConfigError(msg)
-    reader = TraceReader(path, skip_bad=scenario.trace.skip_bad)
-    programs: Iterator[Program] = iter(reader)
+    return TraceReader(path, skip_bad=scenario.trace.skip_bad)
+
+
+def programs_of(
+    scenario: Scenario, reader: TraceReader | None = None
+) -> tuple[TraceInfo, Iterable[Program]]:
+    """
+    Return the header and the programs, by arrival, of the scenario's trace or workload.
+
+    *reader*: of its trace, so that the caller learns what it left out.
+    """
+    reader = reader or reader_of(scenario)
+    if reader is None:
+        info = synthetic_info(scenario.workload, scenario.seed)
+        return info, generate(scenario.workload, scenario.seed)
+    programs: Iterable[Program] = by_arrival(reader)
     if scenario.trace.programs:
         programs = itertools.islice(programs, scenario.trace.programs)
     return reader.info, programs
@@ -66,14 +82,13 @@ def programs_of(scenario: Scenario) -> tuple[TraceInfo, Iterable[Program]]:
 def pool_of(scenario: Scenario) -> PoolSize:
     """Return the KV blocks of one replica; ConfigError, with the arithmetic, when none fit."""
     hardware = scenario.hardware
-    if hardware.kv_blocks:
-        return PoolSize(blocks=hardware.kv_blocks, arithmetic=f"{hardware.kv_blocks}, as set")
     return pool_blocks(
         find_model(hardware.model),
         find_gpu(hardware.gpu),
         tensor_parallel=hardware.tensor_parallel,
         memory_fraction=hardware.memory_fraction,
         block_tokens=scenario.engine.block_tokens,
+        blocks=hardware.kv_blocks,
     )
 
 
@@ -107,7 +122,8 @@ def prepare(
     With *after*, a cell that has run, the replicas of that one go on, *idle_s* later, with all that
     they hold and have learnt. Nothing but the load may differ; ConfigError with tiers.
     """
-    info, programs = programs_of(scenario) if source is None else source
+    reader = reader_of(scenario) if source is None else None
+    info, programs = programs_of(scenario, reader) if source is None else source
     hardware = scenario.hardware
     model = find_model(hardware.model)
     pool = pool_of(scenario)
@@ -203,7 +219,14 @@ def prepare(
         timeline=scenario.cell.timeline,
         sample_s=1.0 if scenario.cell.timeline else 0.0,
     )
-    return Prepared(scenario=scenario, cell=cell, replicas=replicas, tiers=tiers, pool=pool)
+    return Prepared(
+        scenario=scenario,
+        cell=cell,
+        replicas=replicas,
+        tiers=tiers,
+        pool=pool,
+        skips=reader.skips if reader is not None else SkipCount(),
+    )
 
 
 def _store(tiers: Tiers, index: int) -> EvictionHook:
@@ -256,6 +279,8 @@ def record_of(prepared: Prepared) -> CellRecord:
         tool_s=stats.tool_s,
         events=stats.events,
         most_live=prepared.cell.most_live,
+        skipped_lines=prepared.skips.skipped,
+        skip_reasons=list(prepared.skips.reasons),
         jct_points=stats.jct.points(),
         occupancy=stats.occupancy,
         spans=stats.spans,

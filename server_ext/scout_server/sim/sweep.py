@@ -15,11 +15,21 @@ from rich.console import Console
 
 from scout_sdk._errors import ConfigError
 from scout_server.report import progress
+from scout_server.sim.preflight import require_possible
 from scout_server.sim.record import CellRecord, record_from
-from scout_server.sim.scenario import plain, scenario_of
+from scout_server.sim.scenario import Scenario, plain, scenario_of
 from scout_server.sim.simulate import simulate
 
-__all__ = ["Axis", "axes_of", "combinations", "combine", "split_axes", "sweep"]
+__all__ = [
+    "Axis",
+    "axes_of",
+    "combinations",
+    "combine",
+    "scalar",
+    "split_axes",
+    "sweep",
+    "validated",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,15 @@ def split_axes(document: Mapping[str, object]) -> tuple[dict[str, object], list[
     return rest, [Axis(str(place), tuple(values)) for place, values in raw.items()]
 
 
+def scalar(text: str) -> object:
+    """Return what *text* says as YAML; ConfigError when it is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        msg = f"{text!r} is no YAML value: {str(error).splitlines()[0]}"
+        raise ConfigError(msg) from error
+
+
 def axes_of(texts: Sequence[str]) -> list[Axis]:
     """Return the axes of `setting=value,value` texts."""
     axes = []
@@ -64,7 +83,7 @@ def axes_of(texts: Sequence[str]) -> list[Axis]:
         if not sign or not values:
             msg = f"axis {text!r} is not of the form setting=value,value"
             raise ConfigError(msg)
-        axes.append(Axis(place, tuple(yaml.safe_load(v) for v in values.split(","))))
+        axes.append(Axis(place, tuple(scalar(v) for v in values.split(","))))
     return axes
 
 
@@ -85,9 +104,42 @@ def combinations(
         yield chosen
 
 
-def _key(document: Mapping[str, object]) -> str:
-    settings = plain(scenario_of(document))
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+def validated(documents: Sequence[Mapping[str, object]]) -> list[Scenario]:
+    """Return the scenarios of *documents*; ConfigError has everything wrong with any of them."""
+    wrong: dict[str, None] = {}
+    scenarios = []
+    for document in documents:
+        try:
+            scenarios.append(scenario_of(document))
+        except ConfigError as error:
+            wrong.update(dict.fromkeys(str(error).splitlines()[1:]))
+    if wrong:
+        raise ConfigError("\n".join([f"scenario: {len(wrong)} error(s)", *wrong]))
+    require_possible(scenarios)
+    return scenarios
+
+
+def _key(scenario: Scenario) -> str:
+    digest = hashlib.sha256(json.dumps(plain(scenario), sort_keys=True).encode())
+    hardware = scenario.hardware
+    for name in (scenario.trace.path, scenario.tools.fitted, hardware.profile):
+        if name:
+            digest.update(_content(Path(name)))
+    return digest.hexdigest()[:16]
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _mend(path: Path) -> None:
+    """End a line that an interrupted sweep left torn, so that the next one stands by itself."""
+    with path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
 
 def _run(document: dict[str, object]) -> CellRecord:
@@ -105,12 +157,17 @@ def sweep(
     """
     Run every combination; return the records in order.
 
-    All documents are validated before the first run. *resume*: runs found there are not repeated;
-    each finished run is appended at once, so an interrupted sweep goes on where it was.
+    All documents are validated, and must be possible, before the first run. *resume*: runs found
+    there are not repeated, unless their trace has changed; each finished run is appended at once,
+    so an interrupted sweep goes on where it was.
     """
     documents = list(combinations(document, axes))
-    keys = [_key(each) for each in documents]
-    done: dict[str, CellRecord] = _load(resume) if resume is not None and resume.exists() else {}
+    scenarios = validated(documents)
+    keys = [_key(each) for each in scenarios]
+    done: dict[str, CellRecord] = {}
+    if resume is not None and resume.exists():
+        done = _load(resume)
+        _mend(resume)
     todo = [(k, d) for k, d in zip(keys, documents, strict=True) if k not in done]
     workers = min(jobs or os.cpu_count() or 1, max(len(todo), 1))
     with progress(console) as bar:
@@ -143,11 +200,15 @@ def _load(path: Path) -> dict[str, CellRecord]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             raw = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             # The last line of an interrupted sweep may be torn: that run is repeated.
             continue
         if not isinstance(raw, dict) or "key" not in raw or "record" not in raw:
             msg = f"{path.name}:{number}: not a line of a sweep: key and record are needed"
             raise ConfigError(msg)
-        done[str(raw["key"])] = record_from(cast(Mapping[str, object], raw["record"]))
+        try:
+            done[str(raw["key"])] = record_from(cast(Mapping[str, object], raw["record"]))
+        except (ValueError, TypeError) as error:
+            msg = f"{path.name}:{number}: not a record of this version: {error}"
+            raise ConfigError(msg) from error
     return done

@@ -242,6 +242,14 @@ def load_tools(path: Path) -> dict[str, ToolFit]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         tools = raw["tools"]
+        if not isinstance(tools, dict) or not tools:
+            msg = f"{path.name}: tools: must name at least one tool"
+            raise ConfigError(msg)
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror or error}"
+        raise ConfigError(msg) from error
+    except ConfigError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         msg = f"{path.name}: not a file of fitted tools: {error!r}"
         raise ConfigError(msg) from error

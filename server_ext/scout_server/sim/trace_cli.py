@@ -15,6 +15,7 @@ from scout_server.sim.consoles import wide_console
 from scout_server.sim.html import inspection_html, write_report
 from scout_server.sim.traces import Program, TraceReader, write_trace
 from scout_server.sim.traces.convert import CONVERTERS, SourceOptions
+from scout_server.sim.traces.convert.source import checked
 from scout_server.sim.traces.inspection import Inspection
 from scout_server.sim.traces.inspection import inspect as inspect_trace
 
@@ -64,7 +65,7 @@ def convert_command(
 
     try:
         info, found = CONVERTERS[source](path, options)
-        count = write_trace(out, info, limited(found))
+        count = write_trace(out, info, limited(checked(info, found, path.name, options)))
     except (ScoutError, OSError) as error:
         raise _fail(error) from error
     typer.echo(f"{count} programs, {turns} turns written to {out}")
@@ -204,6 +205,8 @@ def advise_command(
         "reuse, cache without limit": found.inspection.reuse,
         "verdict": found.verdict,
     }
+    if found.skips.skipped:
+        results["skipped lines"] = found.skips.skipped
     if json_output:
         results["worth it"] = found.worth_it
         results["why"] = list(found.reasons)
@@ -212,3 +215,5 @@ def advise_command(
     if not json_output:
         for reason in found.reasons:
             console.print(f" - {reason}", markup=False, highlight=False)
+        for skip in found.skips.reasons:
+            console.print(f"skipped: {skip}", markup=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Gt, Interval, MinLen
 
 from scout_server.sim.traces.records import (
     HashScope,
@@ -71,7 +71,7 @@ class WorkloadSettings:
     branch_turns: Annotated[int, Ge(1)] = 2
     abort: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Share of the programs that end before they are done, at a random turn."""
-    tools: tuple[GapShape, ...] = (
+    tools: Annotated[tuple[GapShape, ...], MinLen(1)] = (
         GapShape(tool="edit", weight=3.0, median_s=0.3, sigma=0.6),
         GapShape(tool="search", weight=2.0, median_s=4.0, sigma=0.8),
         GapShape(tool="test", weight=1.0, median_s=25.0, sigma=1.0),

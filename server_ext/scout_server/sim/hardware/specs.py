@@ -176,27 +176,31 @@ def pool_blocks(
     memory_fraction: float,
     block_tokens: int,
     reserve_gb: float = 1.25,
+    blocks: int = 0,
 ) -> PoolSize:
     """
     Return the KV blocks that fit beside the weights; ConfigError, with the sum, when none do.
 
-    *reserve_gb*: activations, graphs and library memory per device.
+    *reserve_gb*: activations, graphs and library memory per device. *blocks*: so many instead,
+    which is a question of "what if"; the weights have to fit even so.
     """
     usable = gpu.memory_gb * memory_fraction
     weights = model.weights_bytes / tensor_parallel / 1e9
     left = usable - weights - reserve_gb
     # A KV head is never split: beyond kv_heads devices it is copied.
     per_block = block_tokens * model.kv_bytes_per_token / min(tensor_parallel, model.kv_heads)
-    blocks = int(left * 1e9 // per_block)
+    fit = int(left * 1e9 // per_block)
     arithmetic = (
         f"{gpu.name} {gpu.memory_gb:g} GB x {memory_fraction:g} = {usable:.1f} GB"
         f" - weights {model.weights_bytes / 1e9:.1f} GB / {tensor_parallel} = {weights:.1f} GB"
         f" - reserve {reserve_gb:g} GB = {left:.1f} GB"
-        f" / {per_block / 1e6:.2f} MB a block of {block_tokens} tokens = {blocks} blocks"
+        f" / {per_block / 1e6:.2f} MB a block of {block_tokens} tokens = {fit} blocks"
     )
-    if blocks < 1:
+    if fit < 1:
         fitting = [n for n in (1, 2, 4, 8) if usable - model.weights_bytes / n / 1e9 > reserve_gb]
         advice = f"; tensor_parallel {fitting[0]} fits" if fitting else ""
         msg = f"{model.name} does not fit: {arithmetic}{advice}"
         raise ConfigError(msg)
-    return PoolSize(blocks=blocks, arithmetic=arithmetic)
+    if blocks:
+        return PoolSize(blocks=blocks, arithmetic=f"{blocks}, as set")
+    return PoolSize(blocks=fit, arithmetic=arithmetic)

@@ -245,6 +245,15 @@ def _measured_skew(described: Mapping[str, object], degree: int) -> float:
     return 0.0
 
 
+def find_tables(folder: Path) -> None:
+    """Raise ConfigError unless *folder* has the three tables."""
+    wanted = ("dense.csv", "attention.csv", "per_sequence.csv")
+    missing = [name for name in wanted if not (folder / name).is_file()]
+    if missing:
+        msg = f"{folder} has no {', '.join(missing)}; needed: {', '.join(wanted)}"
+        raise ConfigError(msg)
+
+
 def load_llmservingsim(
     folder: Path,
     *,
@@ -262,11 +271,7 @@ def load_llmservingsim(
     measured (meta.yaml), 0 when it did not. *spans*: without skew, for long simulations.
     *degree*: the tensor-parallel degree that the tables were measured at.
     """
-    wanted = ("dense.csv", "attention.csv", "per_sequence.csv")
-    missing = [name for name in wanted if not (folder / name).is_file()]
-    if missing:
-        msg = f"{folder} has no {', '.join(missing)}; needed: {', '.join(wanted)}"
-        raise ConfigError(msg)
+    find_tables(folder)
     meta = folder / "meta.yaml"
     if meta.is_file():
         described = yaml.safe_load(meta.read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from scout_server.sim.traces.jsonl import (
     SkipCount,
     TraceError,
     TraceReader,
+    by_arrival,
     program_line,
     write_trace,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "TraceInfo",
     "TraceReader",
     "Turn",
+    "by_arrival",
     "program_line",
     "write_trace",
 ]

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,14 +23,33 @@ from scout_server.sim.traces.records import (
     Turn,
 )
 
-__all__ = ["SkipCount", "TraceError", "TraceReader", "open_text", "program_line", "write_trace"]
+__all__ = [
+    "MOST_ID",
+    "SkipCount",
+    "TraceError",
+    "TraceReader",
+    "by_arrival",
+    "numbered_lines",
+    "parse_line",
+    "program_line",
+    "reread",
+    "write_trace",
+]
+
+_MOST_TOKENS = 10**8
+_MOST_SECONDS = 1e10
+MOST_ID = 2**32
+_MOST_BLOCK = 2**20
+"""Bounds of what a trace may say: far beyond anything real, near enough that sums stay exact and
+no line takes the memory of a machine."""
 
 
 class TraceError(ScoutError, ValueError):
-    """A trace file is malformed; the message names file, line and field."""
+    """A trace file is malformed; the message names file, line (if one: not 0) and field."""
 
     def __init__(self, file: str, line: int, where: str, problem: str) -> None:
-        super().__init__(f"{file}:{line}: {where}: {problem}")
+        place = f"{file}:{line}" if line else file
+        super().__init__(f"{place}: {where}: {problem}")
         self.file = file
         self.line = line
         self.field = where
@@ -52,17 +72,33 @@ class SkipCount:
 
 
 @contextmanager
-def open_text(path: Path, mode: Literal["r", "w"] = "r") -> Iterator[TextIO]:
-    """Open *path* as UTF-8 text; a name that ends in .gz is (de)compressed."""
-    if path.suffix == ".gz":
+def _open_text(
+    path: Path, mode: Literal["r", "w"] = "r", *, packed: bool | None = None
+) -> Iterator[TextIO]:
+    """Open *path* as UTF-8 text; *packed*: (de)compressed, by default if its name ends in .gz."""
+    # Bytes that are no UTF-8 come in as lone surrogates, which parse_line finds and names.
+    errors = "surrogateescape" if mode == "r" else "strict"
+    if path.suffix == ".gz" if packed is None else packed:
         with (
-            gzip.open(path, "rb" if mode == "r" else "wb") as packed,
-            io.TextIOWrapper(cast(IO[bytes], packed), encoding="utf-8") as text,
+            gzip.open(path, "rb" if mode == "r" else "wb") as raw,
+            io.TextIOWrapper(cast(IO[bytes], raw), encoding="utf-8", errors=errors) as text,
         ):
             yield text
     else:
-        with path.open(mode, encoding="utf-8") as plain:
+        with path.open(mode, encoding="utf-8", errors=errors) as plain:
             yield cast(TextIO, plain)
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, line) of what is not blank; TraceError where an archive is damaged."""
+    number = 0
+    with _open_text(path) as lines:
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise TraceError(path.name, number + 1, "file", f"is damaged: {error}") from error
 
 
 class _Fields:
@@ -90,13 +126,15 @@ class _Fields:
                 raise self.error(name, "is required")
             return default
         if not isinstance(value, str):
-            raise self.error(name, f"must be text, is {value!r}")
+            raise self.error(name, f"must be text, is {_short(value)}")
+        if not _encodes(value):
+            raise self.error(name, f"is not valid Unicode: {_short(value)}")
         return value
 
     def optional_text(self, name: str) -> str | None:
         return None if self.get(name) is None else self.text(name, None)
 
-    def number(self, name: str, default: float | None, *, least: float = 0.0) -> float:
+    def seconds(self, name: str, default: float | None) -> float:
         value = self.get(name)
         if value is None:
             if default is None:
@@ -105,26 +143,30 @@ class _Fields:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not math.isfinite(value)
+            or (isinstance(value, float) and not math.isfinite(value))
         ):
-            raise self.error(name, f"must be a finite number, is {value!r}")
-        if value < least:
-            raise self.error(name, f"must be at least {least:g}, is {value!r}")
+            raise self.error(name, f"must be a finite number, is {_short(value)}")
+        if not 0.0 <= value <= _MOST_SECONDS:
+            bound = "at least 0" if value < 0.0 else f"at most {_MOST_SECONDS:g} s"
+            raise self.error(name, f"must be {bound}, is {_short(value)}")
         return float(value)
 
-    def optional_number(self, name: str) -> float | None:
-        return None if self.get(name) is None else self.number(name, None)
+    def optional_seconds(self, name: str) -> float | None:
+        return None if self.get(name) is None else self.seconds(name, None)
 
-    def integer(self, name: str, default: int | None, *, least: int = 0) -> int:
+    def integer(
+        self, name: str, default: int | None, *, least: int = 0, most: int = _MOST_TOKENS
+    ) -> int:
         value = self.get(name)
         if value is None:
             if default is None:
                 raise self.error(name, "is required")
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(name, f"must be an integer, is {value!r}")
-        if value < least:
-            raise self.error(name, f"must be at least {least}, is {value!r}")
+            raise self.error(name, f"must be an integer, is {_short(value)}")
+        if not least <= value <= most:
+            bound = f"at least {least}" if value < least else f"at most {most}"
+            raise self.error(name, f"must be {bound}, is {_short(value)}")
         return value
 
     def flag(self, name: str) -> bool:
@@ -134,13 +176,14 @@ class _Fields:
     def optional_flag(self, name: str) -> bool | None:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self.error(name, f"must be true or false, is {value!r}")
+            raise self.error(name, f"must be true or false, is {_short(value)}")
         return value
 
     def finish(self) -> None:
         unknown = sorted(set(self._raw) - self._seen)
         if unknown:
-            raise self.error(unknown[0], f"is unknown; known: {', '.join(sorted(self._seen))}")
+            name = unknown[0] if _encodes(unknown[0]) else ascii(unknown[0])
+            raise self.error(name, f"is unknown; known: {', '.join(sorted(self._seen))}")
 
 
 def _runs(fields: _Fields, name: str) -> Runs:
@@ -152,10 +195,16 @@ def _runs(fields: _Fields, name: str) -> Runs:
     runs = []
     for index, item in enumerate(raw):
         match item:
-            case [int(first), int(count)] if first >= 0 and count >= 1:
+            case [int(first), int(count)] if (
+                first >= 0
+                and count >= 1
+                and first + count <= MOST_ID
+                and not isinstance(first, bool)
+                and not isinstance(count, bool)
+            ):
                 runs.append((first, count))
             case _:
-                problem = f"must be [first id >= 0, count >= 1], is {item!r}"
+                problem = f"must be [first id from 0 to 2^32, count >= 1], is {_short(item)}"
                 raise fields.error(f"{name}[{index}]", problem)
     return tuple(runs)
 
@@ -169,8 +218,11 @@ def _turn(raw: object, index: int, fail: Callable[[str, str], TraceError]) -> Tu
         isinstance(p, int) and not isinstance(p, bool) and 0 <= p < index for p in parents
     ):
         chosen = tuple(parents)
+        if len(set(chosen)) < len(chosen):
+            raise fields.error("parents", f"must differ, is {_short(parents)}")
     else:
-        raise fields.error("parents", f"must be indices of earlier turns, is {parents!r}")
+        problem = f"must be indices of earlier turns, is {_short(parents)}"
+        raise fields.error("parents", problem)
     hit = fields.get("hit_tokens")
     turn = Turn(
         agent=fields.optional_text("agent"),
@@ -179,12 +231,12 @@ def _turn(raw: object, index: int, fail: Callable[[str, str], TraceError]) -> Tu
         output_tokens=fields.integer("out", None),
         hash_runs=_runs(fields, "hash_runs"),
         parents=chosen,
-        gap_s=fields.number("gap_s", 0.0),
+        gap_s=fields.seconds("gap_s", 0.0),
         gap_censored=fields.flag("gap_censored"),
         tool=fields.optional_text("tool"),
-        tool_expected_s=fields.optional_number("tool_expected_s"),
+        tool_expected_s=fields.optional_seconds("tool_expected_s"),
         calls_tool=fields.optional_flag("calls_tool"),
-        service_s=fields.optional_number("service_s"),
+        service_s=fields.optional_seconds("service_s"),
         hit_tokens=None if hit is None else fields.integer("hit_tokens", None),
     )
     fields.finish()
@@ -198,7 +250,7 @@ def _program(raw: object, fail: Callable[[str, str], TraceError], info: TraceInf
         raise fields.error("turns", "must be a list of at least one turn")
     program = Program(
         program=fields.text("program", None),
-        arrival_s=fields.number("arrival_s", 0.0),
+        arrival_s=fields.seconds("arrival_s", 0.0),
         tenant=fields.text("tenant", ""),
         aborted=fields.flag("aborted"),
         workflow=fields.text("workflow", ""),
@@ -228,7 +280,7 @@ def _info(raw: object, fail: Callable[[str, str], TraceError]) -> TraceInfo:
             raise fields.error(name, f"must be one of {', '.join(known)}, is {value!r}")
     info = TraceInfo(
         source=fields.text("source", ""),
-        block_tokens=fields.integer("block_tokens", None, least=1),
+        block_tokens=fields.integer("block_tokens", None, least=1, most=_MOST_BLOCK),
         scope=HashScope(scope),
         hashes=HashSource(hashes),
         licence=fields.text("licence", ""),
@@ -250,12 +302,12 @@ class TraceReader:
         self.path = path
         self._skip_bad = skip_bad
         self.skips = SkipCount()
-        with open_text(path) as lines:
-            first = lines.readline()
+        number, first = next(numbered_lines(path), (0, ""))
         fail = self._failer(1)
-        if not first.strip():
-            raise fail("scout_trace", "the file is empty; its first line must be the header")
-        self.info = _info(_parse(first, fail), fail)
+        if number != 1:
+            problem = "line 1 is blank" if number else "the file is empty"
+            raise fail("scout_trace", f"{problem}; it must be the header")
+        self.info = _info(parse_line(first, fail), fail)
 
     def _failer(self, line: int) -> Callable[[str, str], TraceError]:
         def fail(where: str, problem: str) -> TraceError:
@@ -267,39 +319,89 @@ class TraceReader:
         """Yield the programs in file order."""
         self.skips = SkipCount()
         seen: set[str] = set()
-        with open_text(self.path) as lines:
-            next(lines)
-            for number, line in enumerate(lines, start=2):
-                if not line.strip():
-                    continue
-                fail = self._failer(number)
-                try:
-                    program = _program(_parse(line, fail), fail, self.info)
-                    if program.program in seen:
-                        raise fail("program", f"{program.program!r} occurs twice")
-                except TraceError as error:
-                    if not self._skip_bad:
-                        raise
-                    self.skips.add(error)
-                    continue
-                seen.add(program.program)
-                yield program
+        for number, line in numbered_lines(self.path):
+            if number == 1:
+                continue
+            fail = self._failer(number)
+            try:
+                program = _program(parse_line(line, fail), fail, self.info)
+                if program.program in seen:
+                    raise fail("program", f"{program.program!r} occurs twice")
+            except TraceError as error:
+                if not self._skip_bad:
+                    raise
+                self.skips.add(error)
+                continue
+            seen.add(program.program)
+            yield program
 
 
-def _parse(line: str, fail: Callable[[str, str], TraceError]) -> object:
+def by_arrival(reader: TraceReader) -> Iterable[Program]:
+    """
+    Return the programs of *reader* in order of arrival, after reading all of them once.
+
+    Recorders write a program when it ends, so that a file need not be in this order; only if it is
+    not are the programs kept in memory.
+    """
+    last = 0.0
+    for program in reader:
+        if program.arrival_s < last:
+            return sorted(reader, key=lambda each: each.arrival_s)
+        last = program.arrival_s
+    return reader
+
+
+def reread(program: Program, info: TraceInfo, fail: Callable[[str, str], TraceError]) -> Program:
+    """Return *program* as its line would be read; raise what *fail* makes of what is wrong."""
+    return _program(parse_line(program_line(program), fail), fail, info)
+
+
+def parse_line(line: str, fail: Callable[[str, str], TraceError]) -> object:
+    """Return the JSON value of *line*; what *fail* makes of it when it has none."""
+    if not _encodes(line):
+        raise fail("line", "is not UTF-8")
     try:
         value: object = json.loads(line)
     except ValueError as error:
         raise fail("line", f"is not JSON: {error}") from error
+    except RecursionError as error:
+        raise fail("line", "is nested too deeply") from error
     return value
 
 
+def _encodes(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def write_trace(path: Path, info: TraceInfo, programs: Iterable[Program]) -> int:
-    """Write a trace to *path*; return the number of programs."""
+    """
+    Write a trace to *path*; return the number of programs.
+
+    A file that is there is replaced when the new one is whole, and stays if that fails.
+    """
     count = 0
-    with open_text(path, "w") as out:
-        out.write(header_line(info) + "\n")
-        for program in programs:
-            out.write(program_line(program) + "\n")
-            count += 1
+    whole = path.is_file() or not path.exists()
+    part = path.with_name(f"{path.name}.part") if whole else path
+    try:
+        with _open_text(part, "w", packed=path.suffix == ".gz") as out:
+            out.write(header_line(info) + "\n")
+            for program in programs:
+                out.write(program_line(program) + "\n")
+                count += 1
+        if whole:
+            part.replace(path)
+    finally:
+        if whole:
+            part.unlink(missing_ok=True)
     return count

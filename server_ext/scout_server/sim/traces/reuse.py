@@ -76,7 +76,7 @@ def accesses(info: TraceInfo, programs: Iterable[Program], *, most_blocks: int) 
     found: list[Access] = []
     total = 0
     for number, program in enumerate(programs):
-        base = 0 if info.scope is HashScope.GLOBAL else (number + 1) << 32
+        base = 0 if info.scope is HashScope.GLOBAL else (number + 1) << 40
         ends: list[float] = []
         for turn in program.turns:
             start = max((ends[p] for p in turn.parents), default=program.arrival_s) + turn.gap_s

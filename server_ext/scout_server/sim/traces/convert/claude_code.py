@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from scout_sdk._hints import HUMAN
-from scout_server.sim.traces.convert.source import SourceOptions, lines
+from scout_server.sim.traces.convert.source import BROKEN, SourceOptions, lines
 from scout_server.sim.traces.jsonl import TraceError
 from scout_server.sim.traces.records import HashScope, HashSource, Program, TraceInfo, Turn
 
@@ -38,8 +38,8 @@ def _programs(path: Path, options: SourceOptions) -> Iterator[Program]:
     for line, raw in lines(path, options):
         try:
             turns = _turns(raw, path.name, line)
-        except TraceError as error:
-            options.bad(error)
+        except BROKEN as error:
+            options.bad(error, path.name, line)
             continue
         if turns:
             yield Program(
@@ -52,13 +52,16 @@ def _programs(path: Path, options: SourceOptions) -> Iterator[Program]:
 
 
 class _Ends:
-    """Recorded ends, to turn clock times into gaps after parents."""
+    """Recorded ends, to turn clock times into gaps after parents, or after the first start."""
 
     def __init__(self) -> None:
         self.of: list[float] = []
+        self.first: float | None = None
 
     def gap(self, start: float, parents: tuple[int, ...]) -> float:
-        return max(start - max((self.of[p] for p in parents), default=start), 0.0)
+        if self.first is None:
+            self.first = start
+        return max(start - max((self.of[p] for p in parents), default=self.first), 0.0)
 
 
 def _number(raw: dict[str, object], name: str, file: str, line: int, where: str) -> float:

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from scout_sdk._hints import HUMAN
 from scout_server.sim.traces.convert.source import (
+    BROKEN,
     Said,
     SourceOptions,
     assumed_program,
@@ -55,21 +57,21 @@ def _chatdev(path: Path, options: SourceOptions) -> Iterator[Program]:
             if not isinstance(messages, list) or not isinstance(calls, list):
                 raise TraceError(path.name, line, "messages", "must be a list")
             said = _said(messages, calls, path.name, line)
-        except TraceError as error:
-            options.bad(error)
+            if not said:
+                continue
+            program, at = assumed_program(
+                str(raw.get("path") or raw.get("session") or f"line-{line}"),
+                options.arrival_s(number),
+                said,
+                first_id=at,
+                anchors=anchors,
+                anchor_blocks=_ANCHOR_BLOCKS,
+                block_tokens=_BLOCK,
+                workflow="chatdev",
+            )
+        except BROKEN as error:
+            options.bad(error, path.name, line)
             continue
-        if not said:
-            continue
-        program, at = assumed_program(
-            str(raw.get("path") or raw.get("session") or f"line-{line}"),
-            options.arrival_s(number),
-            said,
-            first_id=at,
-            anchors=anchors,
-            anchor_blocks=_ANCHOR_BLOCKS,
-            block_tokens=_BLOCK,
-            workflow="chatdev",
-        )
         number += 1
         yield program
 
@@ -102,14 +104,15 @@ def who_and_when(path: Path, options: SourceOptions) -> tuple[TraceInfo, Iterato
     Return the logs in a folder or tar archive, one program each.
 
     The source has texts and speakers only: lengths come from the text, gaps are 0. Messages of
-    people and terminals are not model calls; they lengthen the conversation and are the tool
-    `terminal` before the next turn.
+    people and terminals are not model calls; they lengthen the conversation and are the gap before
+    the next turn: the tool `terminal`, or a person.
     """
     note = "no clock: gaps are 0; tokens are characters / 4"
     return _info("who_and_when", "MIT", note), _who_and_when(path, options)
 
 
-_NOT_A_MODEL = {"human", "computer_terminal", "computerterminal", "user", "user_proxy"}
+_PEOPLE = {"human", "user", "user_proxy"}
+_TERMINALS = {"computer_terminal", "computerterminal"}
 
 
 def _who_and_when(path: Path, options: SourceOptions) -> Iterator[Program]:
@@ -119,7 +122,7 @@ def _who_and_when(path: Path, options: SourceOptions) -> Iterator[Program]:
     for name, raw in documents(path, options):
         history = raw.get("history")
         if not isinstance(history, list):
-            options.bad(TraceError(name, 1, "history", "must be a list"))
+            options.bad(TraceError(name, 1, "history", "must be a list"), name, 1)
             continue
         said: list[Said] = []
         heard = 0
@@ -133,23 +136,28 @@ def _who_and_when(path: Path, options: SourceOptions) -> Iterator[Program]:
             captain = captain or isinstance(speaker, str)
             agent = str(speaker or message.get("role") or "agent")
             agent = re.sub(r"\s*\(.*\)$", "", agent)
-            if agent.lower() in _NOT_A_MODEL:
-                heard += Said.tokens(len(content))
-                tool = "terminal" if agent.lower() != "human" else tool
+            tokens = Said.tokens(len(content))
+            if agent.lower() in _PEOPLE | _TERMINALS:
+                heard += tokens
+                tool = "terminal" if agent.lower() in _TERMINALS else HUMAN
                 continue
-            said.append(Said(agent=agent, output_tokens=Said.tokens(len(content)), tool=tool))
-            tool = None
+            said.append(Said(agent=agent, output_tokens=tokens, tool=tool, heard_tokens=heard))
+            tool, heard = None, 0
         if not said:
             continue
-        program, at = assumed_program(
-            name,
-            options.arrival_s(number),
-            said,
-            first_id=at,
-            anchors=anchors,
-            anchor_blocks=_ANCHOR_BLOCKS,
-            block_tokens=_BLOCK,
-            workflow="captain-agent" if captain else "magentic-one",
-        )
+        try:
+            program, at = assumed_program(
+                name,
+                options.arrival_s(number),
+                said,
+                first_id=at,
+                anchors=anchors,
+                anchor_blocks=_ANCHOR_BLOCKS,
+                block_tokens=_BLOCK,
+                workflow="captain-agent" if captain else "magentic-one",
+            )
+        except BROKEN as error:
+            options.bad(error, name, 1)
+            continue
         number += 1
         yield program

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from scout_server.sim.traces.convert.source import SourceOptions, lines
-from scout_server.sim.traces.jsonl import TraceError
+from scout_server.sim.traces.convert.source import BROKEN, SourceOptions, lines
+from scout_server.sim.traces.jsonl import MOST_ID, TraceError
 from scout_server.sim.traces.records import (
     HashScope,
     HashSource,
@@ -51,6 +51,8 @@ def _programs(
     file: str, rows: list[tuple[int, dict[str, object]]], block: int, options: SourceOptions
 ) -> Iterator[Program]:
     good: dict[str, tuple[int, dict[str, object]]] = {}
+    # Hashes of 64 bits become numbers in order of first sight; small ids are numbers already.
+    numbers: dict[int, int] | None = {} if any(_large(raw) for _, raw in rows) else None
     for line, raw in rows:
         name = raw.get("request_id")
         try:
@@ -58,20 +60,22 @@ def _programs(
                 raise TraceError(file, line, "request_id", f"must be text, is {name!r}")
             if name in good:
                 raise TraceError(file, line, "request_id", f"{name!r} occurs twice")
-            _check(raw, file, line)
-        except TraceError as error:
-            options.bad(error)
+            _check(raw, file, line, numbers)
+        except BROKEN as error:
+            options.bad(error, file, line)
             continue
         good[name] = (line, raw)
     groups = _group(good)
     for members in groups:
         try:
             yield _program(members, good, file, block)
-        except TraceError as error:
-            options.bad(error)
+        except BROKEN as error:
+            options.bad(error, file, good[members[0]][0])
 
 
-def _check(raw: dict[str, object], file: str, line: int) -> None:
+def _check(
+    raw: dict[str, object], file: str, line: int, numbers: dict[int, int] | None = None
+) -> None:
     for name in ("input_length", "output_length"):
         value = raw.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -79,9 +83,16 @@ def _check(raw: dict[str, object], file: str, line: int) -> None:
     ids = raw.get("hash_ids") or []
     if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
         raise TraceError(file, line, "hash_ids", "must be a list of integers >= 0")
+    if numbers is not None:
+        raw["hash_ids"] = [numbers.setdefault(i, len(numbers)) for i in ids]
     waits = raw.get("wait_for") or []
     if not isinstance(waits, list) or not all(isinstance(w, str) for w in waits):
         raise TraceError(file, line, "wait_for", "must be a list of request ids")
+
+
+def _large(raw: dict[str, object]) -> bool:
+    ids = raw.get("hash_ids")
+    return isinstance(ids, list) and any(isinstance(i, int) and i >= MOST_ID for i in ids)
 
 
 def _waits(raw: dict[str, object]) -> list[str]:

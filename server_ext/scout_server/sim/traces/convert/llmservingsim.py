@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from scout_server.sim.traces.convert.source import SourceOptions, lines
+from scout_server.sim.traces.convert.source import BROKEN, SourceOptions, lines
 from scout_server.sim.traces.jsonl import TraceError
 from scout_server.sim.traces.records import HashScope, HashSource, Program, Runs, TraceInfo, Turn
 
@@ -35,12 +35,25 @@ def _count(raw: dict[str, object], name: str, file: str, line: int, where: str) 
     return int(value)
 
 
+def _head(chain: Runs, blocks: int) -> Runs:
+    """Return the first *blocks* ids of *chain*, whose last run has no end."""
+    head: list[tuple[int, int]] = []
+    for at, (first, count) in enumerate(chain):
+        take = blocks if at == len(chain) - 1 else min(count, blocks)
+        blocks -= take
+        if take and head and sum(head[-1]) == first:
+            head[-1] = (head[-1][0], head[-1][1] + take)
+        elif take:
+            head.append((first, take))
+    return tuple(head)
+
+
 def _programs(path: Path, options: SourceOptions) -> Iterator[Program]:
     for line, raw in lines(path, options):
         try:
             yield _program(raw, path.name, line)
-        except TraceError as error:
-            options.bad(error)
+        except BROKEN as error:
+            options.bad(error, path.name, line)
 
 
 def _program(raw: dict[str, object], file: str, line: int) -> Program:
@@ -52,7 +65,9 @@ def _program(raw: dict[str, object], file: str, line: int) -> Program:
     turns: list[Turn] = []
     gap = 0.0
     tool: str | None = None
-    base = length = 0
+    length = top = 0
+    # The chain of the request before: its prompt, then its reply and whatever comes after it.
+    chain: Runs = ((0, 1),)
     for index, item in enumerate(requests):
         where = f"sub_requests[{index}]." if requests[0] is not raw else ""
         if not isinstance(item, dict):
@@ -61,20 +76,18 @@ def _program(raw: dict[str, object], file: str, line: int) -> Program:
         output = _count(item, "output_toks", file, line, where)
         blocks = -(-tokens // _BLOCK)
         reuse = item.get("prefix_reuse_toks")
-        runs: Runs
         if isinstance(reuse, int) and turns:
-            kept = min(reuse // _BLOCK, blocks)
-            fresh = base + length + 1
-            runs = (
-                ((base, kept), (fresh, blocks - kept)) if 0 < kept < blocks else ((base, blocks),)
-            )
-            length = max(length, fresh - base + blocks)
+            kept = min(max(reuse, 0) // _BLOCK, blocks)
         else:
-            if blocks < length:
-                base += length + 1
-                length = 0
-            runs = ((base, blocks),)
-            length = max(length, blocks)
+            kept = blocks if blocks >= length else 0
+        runs = _head(chain, kept)
+        top = max(top, runs[-1][0] + runs[-1][1]) if runs else top
+        if kept < blocks:
+            runs = (*runs, (top, blocks - kept))
+            top += blocks - kept
+        length = blocks
+        chain = (*runs, (top, 1))
+        top += -(-output // _BLOCK)
         name = item.get("tool_name")
         turns.append(
             Turn(

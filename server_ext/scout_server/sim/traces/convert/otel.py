@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scout_server.sim.traces.convert.source import SourceOptions, lines
+from scout_server.sim.traces.convert.source import BROKEN, SourceOptions, lines
 from scout_server.sim.traces.jsonl import TraceError
 from scout_server.sim.traces.records import HashScope, HashSource, Program, Runs, TraceInfo, Turn
 
@@ -59,10 +59,10 @@ def _programs(path: Path, options: SourceOptions) -> Iterator[Program]:
     spans: dict[str, list[_Span]] = {}
     for line, raw in lines(path, options):
         try:
-            for span in _spans(raw, path.name, line):
+            for span in list(_spans(raw, path.name, line)):
                 spans.setdefault(span.trace, []).append(span)
-        except TraceError as error:
-            options.bad(error)
+        except BROKEN as error:
+            options.bad(error, path.name, line)
     by_program: dict[str, list[_Span]] = {}
     agents: dict[tuple[str, str], str] = {}
     for trace, members in spans.items():
@@ -167,7 +167,8 @@ def _program(
             base[agent] += prompt[agent]
         prompt[agent] = blocks
         runs: Runs = ((base[agent], blocks),)
-        last = max((ends[p] for p in parents), default=call.start_s)
+        # A call that overlaps the first waits for nobody, and begins when it did.
+        last = max((ends[p] for p in parents), default=calls[0].start_s)
         turns.append(
             Turn(
                 agent=agent,

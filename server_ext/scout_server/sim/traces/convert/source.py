@@ -2,16 +2,28 @@
 
 import json
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scout_server.sim.traces.jsonl import SkipCount, TraceError, open_text
-from scout_server.sim.traces.records import Program, Runs, Turn, runs_of
+from scout_server.sim.traces.jsonl import (
+    SkipCount,
+    TraceError,
+    numbered_lines,
+    parse_line,
+    reread,
+)
+from scout_server.sim.traces.records import Program, Runs, TraceInfo, Turn, runs_of
 
-__all__ = ["Said", "SourceOptions", "assumed_program", "documents", "lines"]
+__all__ = ["BROKEN", "Said", "SourceOptions", "assumed_program", "checked", "documents", "lines"]
+
+BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a converter meets where an entry is not of the form it expects; TraceError is among them."""
 
 _CHARACTERS_PER_TOKEN = 4.0
+_MOST = 10**7
+"""Tokens of one message of a log without hashes; every block of it gets an id."""
 
 
 @dataclass(slots=True)
@@ -24,8 +36,11 @@ class SourceOptions:
     """Arrivals of programs whose source has no common clock: evenly spaced."""
     skips: SkipCount = field(default_factory=SkipCount)
 
-    def bad(self, error: TraceError) -> None:
-        """Raise *error*, or count it."""
+    def bad(self, error: Exception, file: str, line: int) -> None:
+        """Raise what was wrong with the entry of *line*, or count it."""
+        if not isinstance(error, TraceError):
+            problem = f"is not of the source's form: {type(error).__name__}: {error}"
+            error = TraceError(file, line, "entry", problem)
         if not self.skip_bad:
             raise error
         self.skips.add(error)
@@ -37,19 +52,40 @@ class SourceOptions:
 
 def lines(path: Path, options: SourceOptions) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield (line, object) of a JSONL file; anything but objects is bad."""
-    with open_text(path) as text:
-        for number, line in enumerate(text, start=1):
-            if not line.strip():
-                continue
-            try:
-                raw = json.loads(line)
-            except ValueError as error:
-                options.bad(TraceError(path.name, number, "line", f"is not JSON: {error}"))
-                continue
+    for number, line in numbered_lines(path):
+
+        def fail(where: str, problem: str, number: int = number) -> TraceError:
+            return TraceError(path.name, number, where, problem)
+
+        try:
+            raw = parse_line(line, fail)
             if not isinstance(raw, dict):
-                options.bad(TraceError(path.name, number, "line", "is not a JSON object"))
-                continue
-            yield number, raw
+                raise fail("line", "is not a JSON object")
+        except TraceError as error:
+            options.bad(error, path.name, number)
+            continue
+        yield number, raw
+
+
+def checked(
+    info: TraceInfo, programs: Iterator[Program], file: str, options: SourceOptions
+) -> Iterator[Program]:
+    """Yield those of *programs* that a reader of the trace would take; the others are bad."""
+    seen: set[str] = set()
+    for number, program in enumerate(programs, start=1):
+
+        def fail(where: str, problem: str, program: Program = program) -> TraceError:
+            return TraceError(file, 0, f"program {program.program!a}: {where}", problem)
+
+        try:
+            found = reread(program, info, fail)
+            if found.program in seen:
+                raise fail("program", "occurs twice")
+        except BROKEN as error:
+            options.bad(error, file, number)
+            continue
+        seen.add(found.program)
+        yield program
 
 
 def documents(path: Path, options: SourceOptions) -> Iterator[tuple[str, dict[str, object]]]:
@@ -57,22 +93,24 @@ def documents(path: Path, options: SourceOptions) -> Iterator[tuple[str, dict[st
     found: list[tuple[str, bytes]] = []
     if path.is_dir():
         found = [(str(f.relative_to(path)), f.read_bytes()) for f in path.rglob("*.json")]
-    elif tarfile.is_tarfile(path):
-        with tarfile.open(path) as archive:
-            for member in archive.getmembers():
-                data = archive.extractfile(member) if member.isfile() else None
-                if data is not None and member.name.endswith(".json"):
-                    found.append((member.name, data.read()))
     else:
-        raise TraceError(path.name, 0, "path", "is neither a folder nor a tar archive")
+        try:
+            with tarfile.open(path) as archive:
+                for member in archive.getmembers():
+                    data = archive.extractfile(member) if member.isfile() else None
+                    if data is not None and member.name.endswith(".json"):
+                        found.append((member.name, data.read()))
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            problem = f"is neither a folder nor a whole tar archive: {error}"
+            raise TraceError(path.name, 0, "path", problem) from error
     for name, content in sorted(found):
         try:
             raw = json.loads(content)
-        except ValueError as error:
-            options.bad(TraceError(name, 1, "file", f"is not JSON: {error}"))
+        except (ValueError, RecursionError) as error:
+            options.bad(TraceError(name, 1, "file", f"is not JSON: {error}"), name, 1)
             continue
         if not isinstance(raw, dict):
-            options.bad(TraceError(name, 1, "file", "is not a JSON object"))
+            options.bad(TraceError(name, 1, "file", "is not a JSON object"), name, 1)
             continue
         yield name, raw
 
@@ -88,6 +126,8 @@ class Said:
     gap_s: float = 0.0
     tool: str | None = None
     service_s: float | None = None
+    heard_tokens: int = 0
+    """Said before it by others than models: part of the conversation."""
 
     @staticmethod
     def tokens(characters: int) -> int:
@@ -117,9 +157,15 @@ def assumed_program(
     turns: list[Turn] = []
     at = first_id
     for message in said:
+        if max(message.heard_tokens, message.input_tokens or 0, message.output_tokens) > _MOST:
+            msg = f"more than {_MOST:,} tokens in one message"
+            raise ValueError(msg)
         if message.agent not in anchors:
             anchors[message.agent] = len(anchors) * anchor_blocks
         anchor = anchors[message.agent]
+        heard = -(-message.heard_tokens // block_tokens)
+        spoken.extend(range(at, at + heard))
+        at += heard
         have = anchor_blocks + len(spoken)
         want = have
         tokens = have * block_tokens

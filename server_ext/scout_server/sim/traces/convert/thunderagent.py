@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from scout_server.sim.traces.convert.source import SourceOptions, lines
+from scout_server.sim.traces.convert.source import BROKEN, SourceOptions, lines
 from scout_server.sim.traces.jsonl import TraceError
 from scout_server.sim.traces.records import HashScope, HashSource, Program, Runs, TraceInfo, Turn
 
@@ -18,9 +18,9 @@ def convert(path: Path, options: SourceOptions) -> tuple[TraceInfo, Iterator[Pro
     """
     Return the runs of *path*, one program each, in order of their start within a configuration.
 
-    Prompts have no hashes in the source: each is assumed to extend the one before, unless it is
-    shorter. A gap is the recorded time between two model calls: the tool and the packaging of its
-    result.
+    Configurations were run one after another, and follow one another here. Prompts have no hashes
+    in the source: each is assumed to extend the one before, unless it is shorter. A gap is the
+    recorded time between two model calls: the tool and the packaging of its result.
     """
     info = TraceInfo(
         source="thunderagent (SWE-agent, GLM-4.5-FP8)",
@@ -38,15 +38,21 @@ def _programs(path: Path, options: SourceOptions) -> Iterator[Program]:
     for line, raw in lines(path, options):
         try:
             program, config, unix = _program(raw, path.name, line)
-        except TraceError as error:
-            options.bad(error)
+        except BROKEN as error:
+            options.bad(error, path.name, line)
             continue
         first[config] = min(first.get(config, unix), unix)
         found.append((config, unix, program))
+    begin = end = 0.0
+    last = ""
     for config, unix, program in sorted(found, key=lambda each: each[:2]):
+        if config != last:
+            begin, last = end, config
+        at = begin + unix - first[config]
+        end = max(end, at + sum(t.gap_s + (t.service_s or 0.0) for t in program.turns))
         yield Program(
             program=program.program,
-            arrival_s=unix - first[config],
+            arrival_s=at,
             turns=program.turns,
             workflow=program.workflow,
         )
