@@ -7,8 +7,9 @@ disabled, use `ScoutHooks` and `input_filter` at each run.
 """
 
 import json
+import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from agents import RunHooks
@@ -19,6 +20,7 @@ from agents.tracing import (
     TracingProcessor,
     add_trace_processor,
     get_current_span,
+    get_current_trace,
 )
 
 from scout_integrations._guard import guarded
@@ -26,13 +28,14 @@ from scout_integrations._runs import Recent, Run, RunTable
 from scout_integrations._tools import Call, finished, started
 from scout_sdk._context import Slot, add_source, enclosing, open_slot, remove_source
 from scout_sdk._env import read_environment
-from scout_sdk._hints import Hints
+from scout_sdk._hints import HUMAN, Hints
 from scout_sdk._openai import allow, install
 from scout_sdk._sessions import SESSIONS
 
 __all__ = ["ScoutHooks", "ScoutProcessor", "input_filter", "instrument", "uninstrument"]
 
 _MAX_CALLS = 10_000
+_MAX_FRAMES = 24
 _LLM = ("generation", "response")
 
 
@@ -40,8 +43,9 @@ class ScoutProcessor(TracingProcessor):
     """
     Follows traces and spans, and answers which agent makes the request being built.
 
-    Session: that of an enclosing `scout_sdk.context`, else the trace's group_id, else
-    SCOUT_SESSION_ID, else the trace, which ends it.
+    Session: that of an enclosing `scout_sdk.context`, else the trace's group_id, else the run's
+    own (`Runner.run(session=)`), else SCOUT_SESSION_ID, else the trace, which ends it. A run that
+    stops for an approval waits for a person; its session goes on when it is resumed.
     """
 
     def __init__(self, *, base_url: str | None = None) -> None:
@@ -49,6 +53,12 @@ class ScoutProcessor(TracingProcessor):
         self.endpoint = base_url
         self._runs = RunTable()
         self._calls: Recent[tuple[str, str], Call] = Recent(_MAX_CALLS)
+        self._unanswered: dict[Hashable, list[Call]] = {}
+        """By trace: calls since its last request that returned nothing, as those do that wait."""
+        self._handing: set[Hashable] = set()
+        """Resumed traces in which another agent follows."""
+        self._waiting: Recent[str, tuple[str, float]] = Recent(_MAX_CALLS)
+        """By session: the person it waits for, and since when."""
 
     @property
     def open_runs(self) -> int:
@@ -66,42 +76,72 @@ class ScoutProcessor(TracingProcessor):
     @guarded
     def on_trace_start(self, trace: Trace) -> None:
         """Open a session, or a part of one."""
-        if not self.enabled:
-            return
+        if self.enabled:
+            self._open(trace, "trace")
+
+    def _open(self, trace: Trace, kind: str) -> Run:
         outer = enclosing()
         named = None if outer is None else outer.hints.session
-        named = named or getattr(trace, "group_id", None) or read_environment().session
+        named = named or getattr(trace, "group_id", None) or _session_of_the_run()
+        named = named or read_environment().session
         session = str(named or trace.trace_id)
-        self._runs.add(
-            Run(
-                run_id=trace.trace_id,
-                kind="trace",
-                name=trace.name,
-                agent="default",
-                path=None,
-                session=session,
-                parent=None,
-                slot=Slot(Hints(session=session), endpoint=self.endpoint),
-                born=self._runs.clock(),
-                made_up=named is None,
-            )
+        root = Run(
+            run_id=trace.trace_id,
+            kind=kind,
+            name=trace.name,
+            agent="default",
+            path=None,
+            session=session,
+            parent=None,
+            slot=Slot(Hints(session=session), endpoint=self.endpoint),
+            born=self._runs.clock(),
+            made_up=named is None,
         )
+        self._runs.add(root)
+        waited = self._waiting.pop(session)
+        if waited is not None:
+            call_id, since = waited
+            self._tell_end(root, HUMAN, call_id, since, failed=False)
+        return root
 
     @guarded
     def on_trace_end(self, trace: Trace) -> None:
         """End it; a session that nobody named ends too."""
-        popped = self._runs.pop(trace.trace_id)
+        self._close(trace.trace_id)
+
+    def _close(self, trace_id: str) -> None:
+        popped = self._runs.pop(trace_id)
+        unanswered = self._unanswered.pop(trace_id, None)
+        self._handing.discard(trace_id)
         if popped is None:
             return
-        root, _ = popped
+        root, left = popped
         self._calls.drop_where(lambda call: call.session == root.session)
-        if root.made_up:
+        if unanswered:
+            asked = unanswered[-1]
+            call_id = f"{HUMAN}:{asked.call_id}"
+            self._waiting.put(root.session, (call_id, self._runs.clock()))
+            waits = started(HUMAN, call_id, None)
+            SESSIONS.record_tool(root.session, asked.agent, waits, endpoint=self.endpoint)
+            for call in unanswered:  # they run when it is resumed
+                self._calls.put((call.session, call.call_id), call)
+        elif root.made_up:
             SESSIONS.finish(root.session, endpoint=self.endpoint)
+        else:
+            for run in left:
+                if run.kind == "function":  # cancelled
+                    self._tell_end(run, str(run.name), run.call_id, run.born, failed=True)
+
+    def _tell_end(
+        self, run: Run, name: str, call_id: str | None, since: float, *, failed: bool
+    ) -> None:
+        event = finished(name, call_id, self._runs.clock() - since, failed=failed)
+        SESSIONS.record_tool(run.session, run.agent, event, endpoint=self.endpoint)
 
     @guarded
     def on_span_start(self, span: Span[Any]) -> None:
         """Open an agent, a model call, a tool call, or something inside one."""
-        parent = self._runs.get(span.parent_id or span.trace_id)
+        parent = self._runs.get(span.parent_id or span.trace_id) or self._resumed(span)
         if parent is None:
             return
         data = span.span_data
@@ -127,7 +167,9 @@ class ScoutProcessor(TracingProcessor):
             born=self._runs.clock(),
         )
         self._runs.add(run)
-        if kind == "function":
+        if kind in _LLM:
+            self._unanswered.pop(span.trace_id, None)
+        elif kind == "function":
             call = self._calls.pop_where(
                 lambda call: call.session == run.session and call.name == name
             )
@@ -139,6 +181,15 @@ class ScoutProcessor(TracingProcessor):
                 endpoint=self.endpoint,
             )
 
+    def _resumed(self, span: Span[Any]) -> Run | None:
+        """Open again the trace of a run that is resumed: the SDK reports no second start of it."""
+        trace = get_current_trace()
+        if not self.enabled or span.parent_id is not None or trace is None:
+            return None
+        if type(trace).__name__ != "ReattachedTrace" or trace.trace_id != span.trace_id:
+            return None
+        return self._open(trace, "resumed")
+
     @guarded
     def on_span_end(self, span: Span[Any]) -> None:
         """Close it."""
@@ -146,17 +197,21 @@ class ScoutProcessor(TracingProcessor):
         if popped is None:
             return
         run, _ = popped
+        data = span.span_data
         if run.kind == "function":
-            elapsed_s = self._runs.clock() - run.born
             failed = span.error is not None
-            SESSIONS.record_tool(
-                run.session,
-                run.agent,
-                finished(str(run.name), run.call_id, elapsed_s, failed=failed),
-                endpoint=self.endpoint,
-            )
+            self._tell_end(run, str(run.name), run.call_id, run.born, failed=failed)
+            if data.input is not None and data.output is None and not failed:
+                call = Call(
+                    session=run.session,
+                    agent=run.agent,
+                    name=str(run.name),
+                    arguments=_parsed(data.input),
+                    call_id=str(run.call_id),
+                )
+                self._unanswered.setdefault(span.trace_id, []).append(call)
         elif run.kind in _LLM:
-            for call_id, name, arguments in _tool_calls(span.span_data):
+            for call_id, name, arguments in _tool_calls(data):
                 self._calls.put(
                     (run.session, call_id),
                     Call(
@@ -167,6 +222,13 @@ class ScoutProcessor(TracingProcessor):
                         call_id=call_id,
                     ),
                 )
+        elif run.kind == "handoff":
+            self._handing.add(span.trace_id)
+        if run.parent is run.root and run.root.kind == "resumed":
+            if run.kind == "agent" and span.trace_id in self._handing:
+                self._handing.discard(span.trace_id)
+            else:  # nor does it report a second end
+                self._close(span.trace_id)
 
     def force_flush(self) -> None:
         """Wait a little for the side channel."""
@@ -177,10 +239,31 @@ class ScoutProcessor(TracingProcessor):
         self.enabled = False
 
 
+def _session_of_the_run() -> str | None:
+    """
+    Return the id of the SDK's session (`Runner.run(session=)`) whose run starts a trace here.
+
+    Nothing that a processor is told leads to it, but it is called by the run itself.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("agents."):
+            named = getattr(frame.f_locals.get("session"), "session_id", None)
+            if isinstance(named, str) and named.strip():
+                return named.strip()
+        elif not module.startswith("scout_"):
+            return None
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
 def _parsed(arguments: str) -> Mapping[str, Any] | None:
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     return value if isinstance(value, dict) else None
 
