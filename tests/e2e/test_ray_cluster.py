@@ -352,6 +352,58 @@ async def test_held_clients_that_disconnect_are_dropped(client: Client) -> None:
     assert not [p for p in placements(await client.trace()) if p.session.startswith("left-")]
 
 
+async def test_what_a_client_says_reaches_the_replica_of_its_session(client: Client) -> None:
+    """
+    Hints, tools and the end of a session count at its replica, for the tenant of its key.
+    """
+    from ray import serve
+
+    from scout_server.ray.calls import Call, Ticket
+
+    handle = serve.get_deployment_handle("LLM", "scout").options(stream=True)
+
+    async def said() -> dict[str, dict[str, Any]]:
+        """What each replica knows, by name."""
+        known = {}
+        for name in (await client.state())["nodes"]:
+            call = Call(method="GET", path="/v1/scout/state")
+            parts = [part async for part in handle.serve.remote(call, Ticket(node=name))]
+            known[name] = json.loads(b"".join(p for p in parts if isinstance(p, bytes)))
+        return known
+
+    async def post(path: str, body: dict[str, Any], key: str) -> int:
+        headers = {"x-session-id": "told", "authorization": f"Bearer {key}"}
+        async with client.http.post(
+            client.cluster.url + path, json=body, headers=headers
+        ) as response:
+            return response.status
+
+    def core(state: dict[str, Any], name: str) -> int:
+        return int(state["core"][name])
+
+    before = await said()
+    hello = {"messages": [{"role": "user", "content": "hello"}]}
+    for key in ("one", "two"):
+        assert await post("/v1/chat/completions", hello, key) == 200
+    after = await said()
+    homes = {n: core(after[n], "sessions_gap") - core(before[n], "sessions_gap") for n in after}
+    assert sum(homes.values()) == 2
+    end = {"version": 1, "events": [{"session": "told", "final": True}]}
+    assert await post("/v1/scout/events", end, "one") == 202
+
+    async def ended() -> bool:
+        now = await said()
+        return (
+            sum(core(now[n], "sessions_ended") - core(after[n], "sessions_ended") for n in now) == 1
+        )
+
+    await client.until(ended, within_s=30)
+    now = await said()
+    assert sum(core(now[n], "sessions_gap") - core(before[n], "sessions_gap") for n in now) == 1
+    async with client.http.get(client.cluster.url + "/v1/scout/capabilities") as response:
+        assert {"events", "hints", "tool-calls"} <= set((await response.json())["features"])
+
+
 async def test_a_replica_killed_under_load_loses_no_session(client: Client) -> None:
     """
     Twelve sessions of three turns each finish all their turns though a replica is killed; the

@@ -640,6 +640,26 @@ async def test_a_replica_tells_its_size_and_load() -> None:
     assert after["queried_tokens"] > before["queried_tokens"]
 
 
+async def test_what_waits_for_the_end_of_a_step_is_no_queue_of_a_replica() -> None:
+    """
+    A queue that is gone at the second look is not told: it would close the replica for seconds.
+    """
+    replica = LlmReplica({"ray": {"engine": "embedded", "stats_period_s": 0.01}})
+    waiting: list[int] = []
+
+    async def app(scope: dict[str, object], receive: object, send: Callable[..., object]) -> None:
+        body = b"vllm:num_requests_waiting 1.0\n" if waiting and waiting.pop(0) else b""
+        await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[misc]
+        body = body or b"vllm:num_requests_waiting 0.0\n"
+        await send({"type": "http.response.body", "body": body})  # type: ignore[misc]
+
+    replica._engine = AsgiEngine(app)  # type: ignore[arg-type]
+    for looks, told in (([0], 0), ([1, 0], 0), ([1, 1], 1)):
+        waiting[:] = looks
+        assert (await replica.record_routing_stats())["waiting"] == told
+        assert not waiting
+
+
 async def test_an_ill_engine_fails_its_health_check() -> None:
     """
     Serve replaces a replica whose engine answers 5xx to /health, as vLLM's does when it is dead.

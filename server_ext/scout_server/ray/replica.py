@@ -17,6 +17,8 @@ from scout_server.tao.telemetry import MAX_BYTES, NodeReport, read_metrics, read
 __all__ = ["LlmReplica", "engine_kind", "engine_of", "vllm_command"]
 
 _HEALTH_S = 20.0
+_SOON = 1 / 8
+"""Share of `stats_period_s` until an engine that makes requests wait is looked at again."""
 
 
 def engine_kind(settings: RaySettings) -> str:
@@ -67,6 +69,7 @@ class LlmReplica:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._engine = engine_of(document)
+        self._settings = load(document).of(RaySettings)
 
     async def start(self) -> None:
         """Return when the engine can serve."""
@@ -86,10 +89,18 @@ class LlmReplica:
         return {"capacity_tokens": (await self._report()).capacity_tokens}
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Return how busy it is; Serve asks every `stats_period_s`. Too old to count slots with."""
+        """
+        Return how busy it is; Serve asks every `stats_period_s`. Too old to count slots with.
+
+        What came while a step was computed waits for its end: only a queue that stays counts.
+        """
         report = await self._report()
+        waiting = report.waiting
+        if waiting:
+            await asyncio.sleep(_SOON * self._settings.stats_period_s)
+            waiting = min(waiting, (await self._report()).waiting or 0)
         return {
-            "waiting": report.waiting,
+            "waiting": waiting,
             "queried_tokens": report.queried_tokens,
             "hit_tokens": report.hit_tokens,
         }
