@@ -7,11 +7,12 @@ asks for the type). `dump_component` and `save_state` give what they gave before
 """
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from autogen_agentchat.agents import CodeExecutorAgent, UserProxyAgent
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core import MessageHandlerContext
 from autogen_core.models import ChatCompletionClient
@@ -21,7 +22,7 @@ from scout_integrations._tools import finished, started
 from scout_sdk._context import Slot, close, enclosing, open_slot
 from scout_sdk._env import read_environment
 from scout_sdk._errors import ConfigError
-from scout_sdk._hints import Hints, ToolEvent
+from scout_sdk._hints import HUMAN, Hints, ToolEvent
 from scout_sdk._openai import allow, install, install_if_imported
 from scout_sdk._sessions import SESSIONS
 
@@ -238,8 +239,8 @@ class _Wiring:
             inside = f"{team}/{name}" if team else str(name or "team")
             in_turn = isinstance(obj, RoundRobinGroupChat) and len(participants) > 1
             for index, participant in enumerate(participants):
-                after = participants[(index + 1) % len(participants)] if in_turn else None
-                self.walk(participant, inside, _first_agents(after))
+                after = (*participants[index + 1 :], *participants[: index + 1])
+                self.walk(participant, inside, _first_agents(after) if in_turn else ())
         place = _Place(
             self._conversation, str(name) if participants is None else None, inside, followers
         )
@@ -249,6 +250,10 @@ class _Wiring:
         inner = getattr(obj, "_team", None)  # SocietyOfMindAgent
         if inner is not None:
             self.walk(inner, f"{inside}/{name}" if inside else str(name))
+        if isinstance(obj, UserProxyAgent):
+            self._wire_person(obj, place)
+        elif isinstance(obj, CodeExecutorAgent):
+            self._wire_executor(obj, place)
         benches = getattr(obj, "_workbench", None) or ()
         for bench in benches if isinstance(benches, list | tuple) else (benches,):
             self._wire_workbench(bench, place)
@@ -284,6 +289,27 @@ class _Wiring:
 
         self._set(bench, "call_tool_stream", scout_call_tool_stream)
 
+    def _wire_person(self, proxy: Any, place: _Place) -> None:
+        get_input = proxy._get_input
+
+        async def scout_get_input(*args: Any, **kwargs: Any) -> Any:
+            with _Tool(place, HUMAN, None, None):
+                return await get_input(*args, **kwargs)
+
+        self._set(proxy, "_get_input", scout_get_input)
+
+    def _wire_executor(self, agent: Any, place: _Place) -> None:
+        execute = agent.execute_code_block
+
+        async def scout_execute(code_blocks: Any, *args: Any, **kwargs: Any) -> Any:
+            code = [str(getattr(block, "code", "")) for block in code_blocks]
+            with _Tool(place, "execute_code", {"commands": code}, None) as tool:
+                result = await execute(code_blocks, *args, **kwargs)
+                tool.failed = getattr(result, "exit_code", 0) != 0
+                return result
+
+        self._set(agent, "execute_code_block", scout_execute)
+
     def wire_runs(self, obj: Any) -> None:
         """Make each run of *obj* a run of the conversation."""
         conversation, run, run_stream = self._conversation, obj.run, obj.run_stream
@@ -313,13 +339,19 @@ def _call_id(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
     return None if call_id is None else str(call_id)
 
 
-def _first_agents(obj: Any) -> tuple[str, ...]:
-    """Return who certainly speaks first when it is *obj*'s turn."""
-    while isinstance(obj, RoundRobinGroupChat):
-        obj = obj._participants[0]
-    if obj is None or hasattr(obj, "_participants"):
-        return ()
-    return (str(obj.name),)
+def _first_agents(speakers: Iterable[Any]) -> tuple[str, ...]:
+    """Return who certainly makes the next request when *speakers* speak in this order."""
+    for speaker in speakers:
+        inner = getattr(speaker, "_team", speaker)  # a SocietyOfMindAgent lets its team speak first
+        participants = getattr(inner, "_participants", None)
+        if participants is not None and not isinstance(inner, RoundRobinGroupChat):
+            return ()
+        if participants is not None and (first := _first_agents(participants)):
+            return first
+        # Without a model it is a person, or runs code: whoever speaks after it asks next.
+        if getattr(speaker, "_model_client", None) is not None:
+            return (str(speaker.name),)
+    return ()
 
 
 def instrument(obj: T, session_id: str | None = None, base_url: str | None = None) -> T:

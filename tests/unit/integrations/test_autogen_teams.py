@@ -6,11 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from autogen_agentchat.agents import AssistantAgent, SocietyOfMindAgent
+from autogen_agentchat.agents import (
+    ApprovalRequest,
+    ApprovalResponse,
+    AssistantAgent,
+    CodeExecutorAgent,
+    SocietyOfMindAgent,
+    UserProxyAgent,
+)
 from autogen_agentchat.conditions import MaxMessageTermination
 from autogen_agentchat.teams import RoundRobinGroupChat, SelectorGroupChat, Swarm
 from autogen_agentchat.tools import AgentTool, TeamTool
 from autogen_core import SingleThreadedAgentRuntime
+from autogen_core.code_executor import CodeExecutor, CodeResult
 
 import scout_sdk
 from scout_integrations.autogen import instrument, uninstrument
@@ -149,6 +157,103 @@ async def test_nested_team(server, client):
     assert who(server) == [("S", "worker", 1), ("S", "boss", 1)]
     assert [r.hints.path for r in server.llm_requests] == ["outer/inner/worker", "outer/boss"]
     assert server.llm_requests[1].hints.next_agents == ("worker",)
+
+
+async def test_who_asks_next_in_a_round_robin(server, client):
+    """People and executors ask nothing, so whoever speaks after them follows; a team first."""
+    model = client()
+
+    def helper(name: str) -> AssistantAgent:
+        return AssistantAgent(name, model)
+
+    async def typed(prompt: str, token: Any) -> str:
+        return "[[say ok]]"
+
+    def in_turn(*members: Any, turns: int) -> RoundRobinGroupChat:
+        ends = MaxMessageTermination(turns)
+        return RoundRobinGroupChat(list(members), termination_condition=ends)
+
+    user = UserProxyAgent("user", input_func=typed)
+    await instrument(in_turn(helper("alone"), user, turns=4)).run(task="a")
+    mind = SocietyOfMindAgent("mind", team=in_turn(helper("worker"), turns=3), model_client=model)
+    await instrument(in_turn(helper("boss"), mind, turns=3)).run(task="b")
+    silent = in_turn(UserProxyAgent("someone", input_func=typed), turns=2)
+    await instrument(in_turn(helper("a"), silent, helper("b"), turns=2)).run(task="c")
+
+    assert [(r.hints.agent, r.hints.next_agents) for r in server.llm_requests] == [
+        ("alone", ("alone",)),
+        ("alone", ("alone",)),
+        ("boss", ("worker",)),
+        ("worker", ()),
+        ("mind", ("boss",)),
+        ("a", ("b",)),
+    ]
+
+
+async def test_people_are_waited_for(server, client):
+    """While a UserProxyAgent waits for its input, the session waits for a person."""
+    told: list[Any] = []
+
+    async def typed(prompt: str, token: Any) -> str:
+        assert await asyncio.to_thread(scout_sdk.flush)
+        told.extend(server.events)
+        return "fine"
+
+    user = UserProxyAgent("user", input_func=typed)
+    team = RoundRobinGroupChat(
+        [AssistantAgent("helper", client()), user], termination_condition=MaxMessageTermination(4)
+    )
+    await instrument(team).run(task="a")
+
+    first, second = (r.hints for r in server.llm_requests)
+    assert [(e.session, e.tool.name, e.tool.state) for e in told] == [
+        (first.session, "human", ToolState.STARTED)
+    ]
+    assert [(t.name, t.state) for t in second.tools] == [("human", ToolState.ENDED)]
+    uninstrument(team)
+    assert "_get_input" not in vars(user)
+
+
+class Executor(CodeExecutor):
+    """Runs nothing, and says that it failed."""
+
+    async def execute_code_blocks(self, code_blocks: Any, cancellation_token: Any) -> Any:
+        return CodeResult(exit_code=1, output="failed")
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def restart(self) -> None: ...
+
+
+async def test_code_that_is_executed_is_a_tool(server, client):
+    """A CodeExecutorAgent's blocks are one call, with the time that they say they take."""
+
+    async def allow(request: ApprovalRequest) -> ApprovalResponse:
+        return ApprovalResponse(approved=True, reason="a test")
+
+    runner = CodeExecutorAgent("runner", Executor(), approval_func=allow)
+    team = RoundRobinGroupChat(
+        [AssistantAgent("coder", client()), runner], termination_condition=MaxMessageTermination(4)
+    )
+    code = "```sh\nsleep 300\n```\n\n```sh\nsleep 500\n```"
+    await instrument(team).run(task=f"[[say {code}]]")
+    assert await asyncio.to_thread(scout_sdk.flush)
+
+    first, second = (r.hints for r in server.llm_requests)
+    start, end, last = server.events
+    assert (start.session, start.agent, start.tool.name) == (
+        first.session,
+        "runner",
+        "execute_code",
+    )
+    assert start.tool.evidence is Evidence.SLEEP
+    assert 1500.0 < start.tool.remaining_s <= 1600.0  # the task has them too
+    assert end.tool.state is ToolState.FAILED
+    assert [t.call_id for t in second.tools] == [start.tool.call_id]
+    assert first.next_agents == ("coder",)
+    assert last.final
 
 
 async def test_society_of_mind(server, client):
