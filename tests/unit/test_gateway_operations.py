@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from scout_sdk import ConfigError
+from scout_sdk import ConfigError, Hints
+from scout_sdk._wire import encode
 from scout_server.gateway.app import Gateway
 from scout_server.gateway.cli import reread
 from scout_server.gateway.settings import GatewaySettings
@@ -282,6 +283,41 @@ async def test_the_end_of_a_session_is_told_to_every_node_that_holds_of_it(start
     await until(lambda: EVENTS in old.paths() and new.paths().count(EVENTS) == 2)
     (told,) = (json.loads(a.body)["events"] for a in old.seen if a.path == EVENTS)
     assert [event["final"] for event in told] == [True]
+
+
+async def test_a_last_request_ends_its_session_on_the_nodes_before_its_last(start: Start) -> None:
+    """Its own node reads the hint; the others are told on the side channel."""
+    s = await start(2)
+    await s.ask("s")
+    old, new = sorted(s.nodes, key=lambda n: -len(n.seen))
+    await s.gateway.reconfigure(replace(s.gateway.settings, drain=(old.url,)))
+    last = {name: value.encode() for name, value in encode(Hints(session="s", final=True)).items()}
+    await s.ask(None, headers=last)
+    await until(lambda: EVENTS in old.paths())
+    assert new.paths() == [CHAT]
+    assert not s.gateway.pool.engine.ledger.sessions
+
+
+async def test_what_waits_when_a_decision_fails_goes_to_no_draining_node(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours holds nobody, and sends nobody to a node that is on its way out."""
+    s = await start([RawNode(), RawNode(gate=asyncio.Event())], slots=1)
+    drained, node = s.nodes
+    await s.gateway.reconfigure(replace(s.gateway.settings, drain=(drained.url,)))
+    first = asyncio.create_task(s.ask("a"))
+    await until(lambda: len(node.seen) == 1)
+
+    def broken(**_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(s.gateway.pool.engine, "snapshot", broken)
+    second = asyncio.create_task(s.ask("b"))
+    await until(lambda: len(node.seen) == 2)
+    assert node.gate is not None
+    node.gate.set()
+    assert all(a.startswith(b"HTTP/1.1 200") for a in await asyncio.gather(first, second))
+    assert not drained.seen
 
 
 async def test_events_of_a_session_that_the_gateway_does_not_know_reach_all_nodes(

@@ -11,10 +11,11 @@ from multidict import CIMultiDict
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
-from scout_sdk import HintOutcome
+from scout_sdk import HintOutcome, SessionEvent
 from scout_server.gateway.nodes import Nodes
 from scout_server.gateway.reply import Reply, keeping_alive
 from scout_server.gateway.settings import GatewaySettings, NodeAddress
+from scout_server.policy.turns import UNNAMED
 from scout_server.tao.asgi import answer, client_left, take_body
 from scout_server.tao.asked import TURN_PATHS, Asked, linked, understand
 from scout_server.tao.chains import Chains
@@ -232,6 +233,11 @@ class Proxy:
             raise
         if reply.status >= 400:
             return
+        if asked.final and not asked.session.startswith(UNNAMED):
+            end = SessionEvent(session=asked.session, final=True)
+            others = set(self.pool.engine.concerned(end, tenant=asked.tenant)) - {node.name}
+            told = dict.fromkeys(others, (0,))
+            self.nodes.tell(told, (end,), scope["headers"], tenant=asked.tenant)
         prompt, output, cached = usage.tokens()
         tools = usage.calls()
         session = self.pool.engine.ledger.sessions.get((asked.tenant, asked.session))

@@ -281,10 +281,10 @@ class Pool:
         engine, now = self.engine, self.clock()
         for key in list(engine.waiting):
             held = engine.waiting[key]
-            up = [n for n in engine.ledger.nodes.values() if n.up]
-            if not up:
+            taking = [n for n in engine.ledger.nodes.values() if n.up and not n.draining]
+            if not taking:
                 return
-            node = min(up, key=lambda n: (engine.ledger.used(n.name)[1], n.name))
+            node = min(taking, key=lambda n: (engine.ledger.used(n.name)[1], n.name))
             del engine.waiting[key]
             session = engine.ledger.session((held.turn.tenant, held.turn.session), now=now)
             engine.ledger.book(key, session, node.name, tokens=held.turn.tokens, now=now)
