@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from scout_sdk import SessionEvent, _wire
@@ -73,7 +73,7 @@ class Posts:
                 waiting.clear()
                 waiting.extend(left + late)
                 now = self._clock()
-                events = [replace(w.event, age_s=w.event.age_s + now - w.came) for w in taken]
+                events = [_wire.aged(w.event, now - w.came) for w in taken]
                 await self._send(url, _wire.encode_events(events), first.headers)
         finally:
             del self._tasks[url], self._waiting[url]

@@ -25,6 +25,8 @@ TURN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/response
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _MAX_PARSED = 8 * 1024 * 1024
 _SMALL = 2048
+_MEDIA_BYTES = 4096
+"""What an image, a sound or a file counts as: about a thousand tokens."""
 _TEXTS = frozenset({"input", "instructions", "messages", "prompt", "system", "tools"})
 """Members that nothing is read from; in long bodies they are skipped."""
 _TIMEOUT_HEADERS = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
@@ -42,6 +44,7 @@ class Asked:
     final: bool
     """True: nothing of its session will come any more."""
     body_bytes: int
+    """Size of its text; an image, a sound or a file in it counts as a few kilobytes."""
     output_tokens: int
     """Output to expect."""
     timeout_s: float | None
@@ -91,7 +94,7 @@ def understand(
         hints=hints,
         outcomes={**others.outcomes, **decoded.outcomes},
         final=session is None or (hints is not None and hints.final),
-        body_bytes=len(body),
+        body_bytes=_text_bytes(body),
         output_tokens=expected,
         stream=document.get("stream") is True,
         chain=digests_of(tenant, body) if growing and session is None else (),
@@ -122,6 +125,26 @@ def _document(body: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _text_bytes(body: bytes) -> int:
+    """Return the size of a body without what is written in base64: it has far fewer tokens."""
+    size = len(body)
+    at = body.find(b'"data') if size > _MEDIA_BYTES else -1
+    while at >= 0:
+        begin = at + 1  # "data:image/png;base64,...": the text itself
+        key = body.startswith(b'":', at + 5)  # "data": "...": what is named so
+        if key:
+            begin = body.find(b'"', at + 7) + 1
+        end = body.find(b'"', begin) if begin else -1
+        if end < 0:
+            break
+        head = body[begin : begin + 512]
+        coded = b" " not in head if key else head.startswith(b"data:") and b";base64," in head
+        if coded and not body.startswith(b"\\", at - 1):  # else it is a quotation in a text
+            size -= max(0, end - begin - _MEDIA_BYTES)
+        at = body.find(b'"data', end if key else at + 5)
+    return size
 
 
 def _timeout(headers: Mapping[str, str]) -> float | None:
