@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import httpx
 import typer
@@ -14,11 +15,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from scout_sdk._env import read_environment
+from scout_sdk._openai import allowed
 from scout_server.report import progress, versions
 from scout_server.vllm import _compat
 from scout_server.vllm.contract import SUPPORTED
 
-__all__ = ["Package", "ServerReport", "doctor_app", "examine", "packages", "server_root", "show"]
+__all__ = [
+    "Package",
+    "ServerReport",
+    "client_notes",
+    "doctor_app",
+    "examine",
+    "packages",
+    "server_root",
+    "show",
+]
 
 doctor_app = typer.Typer(add_completion=False)
 
@@ -71,7 +83,7 @@ def packages() -> list[Package]:
 
 def server_root(url: str) -> str:
     """Return *url* without a trailing slash or `/v1`, with a scheme."""
-    root = url if re.match(r"https?://", url) else f"http://{url}"
+    root = url if "://" in url else f"http://{url}"
     return root.rstrip("/").removesuffix("/v1")
 
 
@@ -102,6 +114,25 @@ def examine(url: str, *, timeout_s: float = _TIMEOUT_S, api_key: str | None = No
     )
 
 
+def client_notes(url: str | None) -> list[str]:
+    """Return why applications in this environment send nothing, or nothing to the server there."""
+    environment = read_environment()
+    notes = list(environment.problems)
+    if not environment.enabled:
+        notes.append("SCOUT_SDK_ENABLED switches the client off: nothing is sent")
+    root = server_root(url) if url is not None else ""
+    try:
+        host = urlsplit(root).hostname
+    except ValueError:
+        host = None
+    if host is not None and not allowed(host):
+        notes.append(
+            f"requests to {host} carry no hints, since nothing names it as your server:"
+            f" SCOUT_BASE_URL={root}/v1, or base_url= in the application"
+        )
+    return notes
+
+
 @doctor_app.command(epilog="Example: scout doctor http://127.0.0.1:8000")
 def doctor(
     url: Annotated[str | None, typer.Argument(help="A server to ask; default: none.")] = None,
@@ -112,6 +143,7 @@ def doctor(
 ) -> None:
     """Say what is installed and supported, and whether the server at URL is hint-aware."""
     found = packages()
+    notes = client_notes(url)
     server = None
     if url is not None:
         with progress() as bar:
@@ -121,11 +153,15 @@ def doctor(
         document = {
             "versions": versions(),
             "packages": [asdict(package) for package in found],
+            "client": notes,
             "server": asdict(server) if server else None,
         }
         typer.echo(json.dumps(document, indent=2))
     else:
-        show(found, server, Console())
+        console = Console()
+        show(found, server, console)
+        for note in notes:
+            console.print(note, style="yellow", markup=False)
     if server is not None and not server.reachable:
         raise typer.Exit(1)
 

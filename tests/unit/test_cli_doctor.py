@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from scout_server.cli import app
-from scout_server.doctor import Package, examine, packages, server_root, show
+from scout_server.doctor import Package, client_notes, examine, packages, server_root, show
 
 
 @pytest.fixture
@@ -75,7 +75,9 @@ def test_other_servers(serve, answer, problem):
     assert problem in report.problem
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://[broken", "nowhere.invalid:1"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9", "http://[broken", "nowhere.invalid:1", "ftp://host"]
+)
 def test_no_server(url):
     """
     An address without a server, or that is none, is reported, not raised.
@@ -95,8 +97,27 @@ def test_command(serve):
 
     assert 0 == result.exit_code
     document = json.loads(result.stdout)
-    assert {"versions", "packages", "server"} == set(document)
+    assert {"versions", "packages", "client", "server"} == set(document)
     assert document["server"]["hint_aware"]
+    assert document["client"] == []
+
+
+def test_why_a_client_sends_nothing(monkeypatch):
+    """
+    What keeps hints from a server that would take them is said, with what to do.
+    """
+    monkeypatch.setenv("SCOUT_TIMEOUT", "soon")
+    monkeypatch.setenv("SCOUT_SDK_ENABLED", "0")
+    shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "300"}).stdout
+    assert "SCOUT_TIMEOUT='soon': not a number of seconds" in shown
+    assert "SCOUT_SDK_ENABLED switches the client off" in shown
+
+    monkeypatch.setenv("SCOUT_SDK_ENABLED", "1")
+    monkeypatch.delenv("SCOUT_TIMEOUT")
+    (note,) = client_notes("gpu.invalid:8000/v1")
+    assert "SCOUT_BASE_URL=http://gpu.invalid:8000/v1" in note
+    monkeypatch.setenv("SCOUT_BASE_URL", "http://gpu.invalid:8000/v1")
+    assert client_notes("gpu.invalid:8000") == client_notes("http://[broken") == []
 
 
 def test_supported_versions_are_stated():
