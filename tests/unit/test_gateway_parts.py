@@ -203,6 +203,38 @@ def test_long_bodies_mean_what_short_ones_mean(document: dict, rest: bytes) -> N
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"image_url": {"url": "data:image/png;base64," + "iVBORw0K" * 100_000}},
+        {"input_audio": {"data": "UklGRiQA" * 100_000, "format": "wav"}},
+        {"source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 100_000}},
+    ],
+)
+def test_an_image_or_a_sound_takes_the_room_of_its_tokens(part: dict) -> None:
+    """What is written in base64 is no text: a picture does not wait for a whole node."""
+    body = json.dumps({"messages": [{"role": "user", "content": [part, {"text": "w " * 500}]}]})
+    asked = understand([], body.encode(), tenancy=TenancySettings(), output_tokens=0)
+    assert 1000 < asked.body_bytes < 8000
+    assert Estimates().turn(asked).tokens < 2000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"source": {"type": "text", "data": "word " * 2000}}],
+        'see "data:image/png;base64,' + "iVBORw0K" * 2000 + '"',
+        '{"data": "' + "iVBORw0K" * 2000 + '"}',
+        '"data',
+    ],
+)
+def test_what_is_quoted_in_a_text_is_text(content: object) -> None:
+    """A prompt that holds base64 is tokens from its beginning to its end."""
+    body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+    asked = understand([], body, tenancy=TenancySettings(), output_tokens=0)
+    assert asked.body_bytes == len(body)
+
+
 def test_a_session_takes_room_for_all_its_agents() -> None:
     """A turn needs room for the agent that asks and those beside it, until the session ends."""
     estimates = Estimates()

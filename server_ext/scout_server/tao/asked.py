@@ -27,6 +27,7 @@ _MAX_PARSED = 8 * 1024 * 1024
 _SMALL = 2048
 _MEDIA_BYTES = 4096
 """What an image, a sound or a file counts as: about a thousand tokens."""
+_MAX_MEDIA = 256
 _TEXTS = frozenset({"input", "instructions", "messages", "prompt", "system", "tools"})
 """Members that nothing is read from; in long bodies they are skipped."""
 _TIMEOUT_HEADERS = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
@@ -131,7 +132,9 @@ def _text_bytes(body: bytes) -> int:
     """Return the size of a body without what is written in base64: it has far fewer tokens."""
     size = len(body)
     at = body.find(b'"data') if size > _MEDIA_BYTES else -1
-    while at >= 0:
+    for _ in range(_MAX_MEDIA):
+        if at < 0:
+            break
         begin = at + 1  # "data:image/png;base64,...": the text itself
         key = body.startswith(b'":', at + 5)  # "data": "...": what is named so
         if key:
