@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scout_sdk._fields import VERSION, known_version
-from scout_sdk._hints import SessionEvent
+from scout_sdk._hints import SessionEvent, ToolEvent, ToolState
 from scout_sdk._limits import (
     MAX_AGENT,
     MAX_EVENTS,
@@ -16,7 +17,26 @@ from scout_sdk._limits import (
     clean_tool,
 )
 
-__all__ = ["decode_events", "encode_events"]
+__all__ = ["aged", "decode_events", "encode_events", "later"]
+
+_RUNNING = (ToolState.STARTED, ToolState.PROGRESS)
+
+
+def later(tool: ToolEvent, passed_s: float) -> ToolEvent:
+    """Return *tool* as it is to be said *passed_s* seconds later; an ended call stays as it was."""
+    if tool.state not in _RUNNING:
+        return tool
+    return replace(
+        tool,
+        elapsed_s=None if tool.elapsed_s is None else tool.elapsed_s + passed_s,
+        remaining_s=None if tool.remaining_s is None else max(0.0, tool.remaining_s - passed_s),
+    )
+
+
+def aged(event: SessionEvent, waited_s: float) -> SessionEvent:
+    """Return *event* as it is to be said after *waited_s* seconds in a queue."""
+    tool = None if event.tool is None else later(event.tool, waited_s)
+    return replace(event, tool=tool, age_s=event.age_s + waited_s)
 
 
 def encode_events(events: Sequence[SessionEvent]) -> bytes:

@@ -4,13 +4,14 @@ import functools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from scout_sdk._channel import later
 from scout_sdk._env import read_environment
 from scout_sdk._errors import ConfigError
 from scout_sdk._guard import guarded
-from scout_sdk._hints import SessionEvent, ToolEvent, ToolState
+from scout_sdk._hints import SessionEvent, ToolEvent
 from scout_sdk._locks import ProcessLock
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "shutdown",
 ]
 
-_RUNNING = (ToolState.STARTED, ToolState.PROGRESS)
 _MAX_SESSIONS = 8192
 _MAX_AGENTS = 256
 _MAX_PENDING = 32
@@ -99,14 +99,7 @@ def is_this_machine(host: str) -> bool:
 
 def at(pending: PendingTool, now: float) -> ToolEvent:
     """Return the event with its relative times moved to *now*."""
-    event, passed = pending.event, max(0.0, now - pending.recorded_at)
-    if event.state not in _RUNNING:
-        return event
-    return replace(
-        event,
-        elapsed_s=None if event.elapsed_s is None else event.elapsed_s + passed,
-        remaining_s=None if event.remaining_s is None else max(0.0, event.remaining_s - passed),
-    )
+    return later(pending.event, max(0.0, now - pending.recorded_at))
 
 
 def default_sink(endpoint: str) -> EventSink:

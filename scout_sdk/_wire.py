@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from scout_sdk._channel import decode_events, encode_events
+from scout_sdk._channel import aged, decode_events, encode_events
 from scout_sdk._fields import (
     TEXT_LIMITS,
     VERSION,
@@ -50,6 +50,7 @@ __all__ = [
     "SESSION_ID_HEADER",
     "VERSION",
     "Decoded",
+    "aged",
     "decode",
     "decode_events",
     "decode_outcome",

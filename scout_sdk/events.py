@@ -15,15 +15,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from scout_sdk._capabilities import MAX_ANSWER_BYTES, Capabilities, Endpoint
 from scout_sdk._env import announce, read_environment
-from scout_sdk._hints import SessionEvent, ToolState
+from scout_sdk._hints import SessionEvent
 from scout_sdk._limits import MAX_EVENTS
 from scout_sdk._refusals import note_refusal
 from scout_sdk._sessions import Credentials
-from scout_sdk._wire import CAPABILITIES_PATH, EVENTS_PATH, VERSION, encode_events
+from scout_sdk._wire import CAPABILITIES_PATH, EVENTS_PATH, VERSION, aged, encode_events
 
 __all__ = ["EventSender", "SenderCounts"]
 
@@ -36,7 +36,6 @@ _MAX_REFUSED = 64
 _KEY_REFUSED = frozenset({401, 403})
 _NOT_TAKEN = frozenset({404, 405, 410, 501})
 _HEADERS = {"content-type": "application/json", "user-agent": "scout-sdk"}
-_RUNNING = (ToolState.STARTED, ToolState.PROGRESS)
 
 _logger = logging.getLogger("scout_sdk")
 _senders: "weakref.WeakSet[EventSender]" = weakref.WeakSet()
@@ -264,7 +263,7 @@ class EventSender:
                 off, dropped = True, len(batch)
             elif batch:
                 now = self._clock()
-                events = [_aged(each.event, max(0.0, now - each.emitted_at)) for each in batch]
+                events = [aged(each.event, max(0.0, now - each.emitted_at)) for each in batch]
                 status, pause_s = self._post(encode_events(events), speaker)
                 if 200 <= status < 300:
                     sent = len(batch)
@@ -365,18 +364,6 @@ class EventSender:
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.close()
-
-
-def _aged(event: SessionEvent, waited_s: float) -> SessionEvent:
-    """Return *event* as it is to be said *waited_s* seconds after it was emitted."""
-    tool = event.tool
-    if tool is not None and tool.state in _RUNNING:
-        tool = replace(
-            tool,
-            elapsed_s=None if tool.elapsed_s is None else tool.elapsed_s + waited_s,
-            remaining_s=None if tool.remaining_s is None else max(0.0, tool.remaining_s - waited_s),
-        )
-    return replace(event, tool=tool, age_s=event.age_s + waited_s)
 
 
 def _seconds(value: str | None) -> float | None:

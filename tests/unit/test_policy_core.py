@@ -16,6 +16,7 @@ from scout_server.policy import (
     RequestFacts,
 )
 from scout_server.policy.agents import AgentTable
+from scout_server.policy.sessions import Promise
 from scout_server.replica.pool import BlockPool
 
 
@@ -229,6 +230,16 @@ def test_a_session_that_is_due_goes_after_one_that_is_away_for_long():
         )
     order = engine.core.order
     assert order.score(groups["s0"]) > order.score(groups["s1"])
+
+
+def test_what_remains_of_a_tool_is_as_of_sending():
+    """An event that waited on its way promises no earlier return for that."""
+    engine = Engine(40)
+    engine.serve(chain(("system", 3), ("s", 2)), 1.0, hints("s", "a"))
+    tool = ToolEvent(name="t", state=ToolState.STARTED, remaining_s=3.0, elapsed_s=2.0)
+    engine.core.event(SessionEvent(session="s", tool=tool, age_s=2.0), now=10.0)
+    session = engine.core.tenant("").sessions.get("s")
+    assert Promise(said=8.0, back=13.0) == session.promise
 
 
 def test_warm_ups_teach_nothing():

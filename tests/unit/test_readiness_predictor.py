@@ -258,6 +258,19 @@ def test_age_of_an_event_moves_it_into_the_past() -> None:
     assert forecast.remaining_s == 2.0
 
 
+@pytest.mark.parametrize("evidence", list(Evidence))
+def test_what_remains_is_as_of_sending(evidence: Evidence) -> None:
+    """An event that waited says what remains now: its age is not taken off a second time."""
+    readiness = Readiness()
+    tool = started(remaining_s=3.0, elapsed_s=2.0, evidence=evidence)
+    readiness.event(SessionEvent(session="s", tool=tool, age_s=2.0), now=10.0)
+    forecast = readiness.forecast("s", now=10.0)
+    assert forecast is not None
+    assert 3.0 == forecast.remaining_s
+    readiness.tool("s", ended(elapsed_s=None), now=13.0)
+    assert readiness.expected_s("build") == (5.0, Source.TOOL)
+
+
 def test_final_event_forgets_the_session() -> None:
     """A session that said goodbye is in no gap."""
     readiness = Readiness()

@@ -79,25 +79,38 @@ def say_final(tenant: Tenant, session: Session) -> None:
 
 
 def note_tool(session: Session, tool: ToolEvent, age: float, now: float) -> None:
-    """Note that a tool of *session* started, goes on or ended, *age* seconds ago."""
+    """
+    Note that a tool of *session* started, goes on or ended, *age* seconds ago.
+
+    What remains of it is as of *now*.
+    """
     call = tool.call_id or tool.name
+    # A request and the side channel race: what was before the session's last request may be told
+    # after it, and then says which calls are open, but nothing of the gap that is now.
+    late = now - age < session.arrived
     if tool.state in (ToolState.ENDED, ToolState.FAILED):
-        session.calls.pop(call, None)
-        if not session.calls and session.running == 0:
-            session.promise = None
+        if call in session.calls or not late:
+            session.calls.pop(call, None)
+            _promise(session, now - age)
+        if not session.calls and session.running == 0 and not late:
             session.kind = f"done:{tool.name[:64]}"
             session.since = now - age
         return
     back = None
     if tool.remaining_s is not None and math.isfinite(tool.remaining_s):
-        back = now - age + max(0.0, tool.remaining_s)
+        back = now + max(0.0, tool.remaining_s)
     if len(session.calls) < 64 or call in session.calls:
         session.calls[call] = back
-    if session.running == 0:
+    if session.running == 0 and not late:
         session.kind = f"tool:{tool.name[:64]}"
+    if any(each is not None for each in session.calls.values()):
+        _promise(session, now - age)
+
+
+def _promise(session: Session, said: float) -> None:
+    """Say when the open calls of *session* will all be back, as far as that is known."""
     known = [each for each in session.calls.values() if each is not None]
-    if known:
-        session.promise = Promise(said=now - age, back=max(known))
+    session.promise = Promise(said=said, back=max(known)) if known else None
 
 
 def into_gap(

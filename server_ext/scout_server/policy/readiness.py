@@ -188,26 +188,29 @@ class Readiness:
         tenant: str = "",
         now: float,
     ) -> None:
-        """Learn one tool event that happened *age_s* seconds ago."""
+        """
+        Learn one tool event that happened *age_s* seconds ago.
+
+        The times of a call that runs are as of *now*, those of an ended one as of its end.
+        """
         at = now - (_seconds(age_s) or 0.0)
         elapsed = _seconds(event.elapsed_s)
         remaining = _seconds(event.remaining_s)
         closed = event.state in _CLOSED
+        began = at if elapsed is None else (at if closed else now) - elapsed
         gap = self._open(tenant, session, now=now)
         key = self._find(gap, event)
         call = gap.calls.get(key)
         if call is not None and call.done:
             return  # late or repeated news of a call that has ended
         if call is None:
-            call = _Call(name=event.name, agent=agent, started=at - (elapsed or 0.0))
+            call = _Call(name=event.name, agent=agent, started=began)
             known = elapsed is not None
             self._add(gap, key, call, tenant=tenant, now=now)
         else:
             known = True
-            if elapsed is not None:
-                call.started = at - elapsed
-            elif call.presumed and event.state is ToolState.STARTED:
-                call.started = at
+            if elapsed is not None or (call.presumed and event.state is ToolState.STARTED):
+                call.started = began
             call.presumed = False
             call.agent = agent if agent is not None else call.agent
         if closed:
@@ -218,11 +221,11 @@ class Readiness:
                 self._note_deadline(tenant, call, call.started + duration)
         elif remaining is not None:
             if event.evidence is Evidence.SLEEP:
-                call.sleep_until = at + remaining
+                call.sleep_until = now + remaining
             elif event.evidence is Evidence.DEADLINE:
-                call.deadline = (at + remaining, at)
+                call.deadline = (now + remaining, now)
             else:
-                call.progress = (at + remaining, at)
+                call.progress = (now + remaining, now)
 
     def turn(
         self,
