@@ -1,5 +1,7 @@
 """The retention order against references too simple to be wrong."""
 
+import gc
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -150,3 +152,25 @@ def test_more_blocks_than_are_free_cannot_be_popped():
     with pytest.raises(ValueError, match="cannot evict 2"):
         order.pop(2, now=0.0)
     assert list(order) == [1]
+
+
+def test_groups_that_lose_their_last_block_leave_nothing_to_the_garbage_collector():
+    """However often groups come and go, what is left of them is freed without a collection."""
+    order = RetentionOrder(8)
+    order.scout = True
+
+    def turn() -> None:
+        for group in (1, 2):
+            order.extend([4 * group - 4 + place for place in range(4)], group)
+        order.discard_all(range(4))
+        order.pop(4, now=0.0)
+
+    turn()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            turn()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

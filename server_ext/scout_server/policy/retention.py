@@ -203,20 +203,21 @@ class RetentionOrder:
 
     def set_score(self, group: int, score: float) -> None:
         """Give *group* a score from now on; a higher score goes later."""
-        self.set_scores(((group, score),))
+        self.set_scores({group: score})
 
-    def set_scores(self, scores: Iterable[tuple[int, float]]) -> None:
-        """Give many groups a score from now on, faster than one by one."""
+    def set_scores(self, scores: Mapping[int, float]) -> None:
+        """Give many groups a score from now on, in their order, faster than one by one."""
         groups, heap, known, sequence = self._groups, self._heap, self._scores, self._sequence
         stale, push = self._stale, heapq.heappush
-        for group, score in scores:
-            owner = groups.get(group)
-            if owner is not None and known.get(group, 0.0) != score and group != UNHASHED:
+        for group in filter(groups.__contains__, scores):  # most have no free blocks
+            score = scores[group]
+            if known.get(group, 0.0) != score and group != UNHASHED:
+                owner = groups[group]
                 sequence += 1
                 owner.key = sequence
                 if not stale:
                     push(heap, (score, sequence, owner))
-            known[group] = score
+        known.update(scores)
         self._sequence = sequence
         if len(heap) > 64 + 4 * len(groups):
             self._stale = True
@@ -256,6 +257,7 @@ class RetentionOrder:
         owner.size -= count
         if not owner.size:
             owner.key = 0
+            owner.gnext = owner.gprev = self._end  # no cycle: freed at once, not by the collector
             del self._groups[owner.group]
 
     def _take_first(self, run: Run, most: int, taken: list[int]) -> int:

@@ -106,19 +106,20 @@ class Scoring:
         self.following = name
         self._order.rescore(self.uses if name == "use" else self.rates)
         if self._held:
-            self._order.set_scores((group, math.inf) for group in self._all_held())
+            self._order.set_scores(dict.fromkeys(self._all_held(), math.inf))
 
     def hold(self, request_id: str, groups: Iterable[int]) -> None:
         """Let *groups* go last of all until `let_go`: their request was preempted, and resumes."""
         self._held[request_id] = frozenset(groups)
-        self._order.set_scores((group, math.inf) for group in self._held[request_id])
+        self._order.set_scores(dict.fromkeys(self._held[request_id], math.inf))
 
     def let_go(self, request_id: str) -> None:
         """Let the groups of a request that was held count like others again."""
         groups = self._held.pop(request_id, None)
         if groups:
             scores = self.uses if self.following == "use" else self.rates
-            self._order.set_scores((g, scores.get(g, 0.0)) for g in groups - self._all_held())
+            left = groups - self._all_held()
+            self._order.set_scores({group: scores.get(group, 0.0) for group in left})
 
     def _all_held(self) -> frozenset[int]:
         return frozenset().union(*self._held.values())
@@ -147,13 +148,13 @@ class Scoring:
                     self.uses[group] = self.rates[group] = 0.0
                     self.clipped[group] = size
 
-    def _put(self, scores: list[tuple[int, float]]) -> None:
+    def _put(self, scores: dict[int, float]) -> None:
         if self.clipped:
-            scores = [each for each in scores if each[0] not in self.clipped]
+            scores = {group: scores[group] for group in scores if group not in self.clipped}
         self.uses.update(scores)
         if self._held:
             held = self._all_held()
-            scores = [each for each in scores if each[0] not in held]
+            scores = {group: scores[group] for group in scores if group not in held}
         if self.following == "use":
             self._order.set_scores(scores)
 
@@ -166,24 +167,19 @@ class Scoring:
         if not session.groups:
             return False
         if session.phase == Phase.ENDED:
-            self._put([(group, 0.0) for group in session.groups.values()])
+            self._put(dict.fromkeys(session.groups.values(), 0.0))
             return True
         outlook = self._outlooks.get(tenant.name)
         if outlook is None or session.agent >= len(outlook.place):
             return False
         if session.promise is not None or session.ended_said:
             outlook.ask([session], [tenant.trust(session.agent)], now)
-            self._put([*zip(*self._chains(tenant, outlook, [session]), strict=True)])
+            self._put(dict(zip(*self._chains(tenant, outlook, [session]), strict=True)))
             return True
         typical = self._typical[tenant.name].rows.get(session.agent)
         if typical is not None:
-            self._put(
-                [
-                    (group, typical[symbol])
-                    for symbol, group in session.groups.items()
-                    if symbol < len(typical)
-                ]
-            )
+            known = len(typical)
+            self._put({g: typical[at] for at, g in session.groups.items() if at < known})
         return False
 
     def _measure(self, now: float, tenants: Sequence[Tenant]) -> dict[str, float]:
