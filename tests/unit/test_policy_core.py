@@ -202,6 +202,21 @@ def test_a_session_that_ends_while_it_runs_is_over_when_its_request_is():
     assert 1 == core.state(now=3.0).sessions_ended
 
 
+def test_a_session_that_ends_before_its_first_request_is_forgotten():
+    """A client whose requests failed still says that it is done; its sessions do not pile up."""
+    engine = Engine(64)
+    state = ToolState.STARTED
+    started = SessionEvent(session="S", tool=ToolEvent(name="sh", state=state, remaining_s=9.0))
+    engine.core.event(started, now=0.0)
+    assert engine.core.state(now=0.0).sessions_gap == 1
+    engine.core.event(SessionEvent(session="S", final=True), now=1.0)
+    state = engine.core.state(now=1.0)
+    assert (state.sessions_running, state.sessions_gap, state.sessions_ended) == (0, 0, 0)
+    engine.serve(chain(("a", 4)), 2.0, hints("S", "a"))
+    engine.core.event(SessionEvent(session="S", final=True), now=3.0)
+    assert engine.core.state(now=3.0).sessions_ended == 1
+
+
 def test_a_session_that_is_due_goes_after_one_that_is_away_for_long():
     """A promised return inside the turnover time is worth more than one far outside."""
     engine = Engine(60, PolicySettings(duel=False, min_predictability=0.0))

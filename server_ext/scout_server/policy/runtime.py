@@ -240,10 +240,13 @@ class PolicyCore:
         session = owner.sessions.named(event.session, hinted=True)
         if event.tool is not None:
             note_tool(session, event.tool, max(0.0, event.age_s), now)
+        if not session.turns:
+            if event.final:  # its requests failed, or went elsewhere: nothing is left to know
+                owner.sessions.drop(session)
+            return
         if event.final:
             say_final(owner, session)
-        if session.turns:
-            self._touched(owner, session, now)
+        self._touched(owner, session, now)
 
     def _touched(self, tenant: Tenant, session: Session, now: float) -> None:
         """Score a session's chains anew, in the shadows too where its client had a say."""
