@@ -132,9 +132,14 @@ def test_every_program_ends_and_every_block_comes_back(
 @given(programs(), st.sampled_from([1, 2, 4, 8, 16]))
 @settings(max_examples=40)
 def test_hashes_cover_the_full_blocks_only(program, block):
-    """A prompt's hashes never exceed its full blocks, and two programs never share any."""
+    """Hashes never exceed the full blocks of prompt and reply; two programs never share any."""
     hasher = PromptHasher(TraceInfo(source="s", block_tokens=16), block)
-    for turn in program.turns:
-        one, two = hasher.hashes(1, turn, None), hasher.hashes(2, turn, None)
-        assert len(one) <= turn.input_tokens // block
+    seen = set()
+    for index, turn in enumerate(program.turns):
+        one = hasher.hashes(1, turn, None, index)
+        two = hasher.hashes(2, turn, None, index)
+        assert len(one) <= (turn.input_tokens + turn.output_tokens) // block
         assert not set(one) & set(two)
+        own = {each for each in one if each < 0}
+        assert not own & seen
+        seen |= own

@@ -50,6 +50,8 @@ _REPLY, _RELEASE, _ENTER, _ARRIVAL, _ASK, _SAMPLE = range(6)
 
 
 _ASK_EVERY_S = 1.0
+_STUCK_S = 86_400.0
+"""So long the gate may hold turns while nothing else happens."""
 
 
 class Cell:
@@ -75,6 +77,7 @@ class Cell:
         gate: Gate | None = None,
         front: FrontLatency | None = None,
         start_s: float = 0.0,
+        first_number: int = 0,
         timeline: int = 0,
         sample_s: float = 0.0,
         on_finish: Callable[[Sent, Request, float], None] | None = None,
@@ -107,7 +110,8 @@ class Cell:
         """The replicas' time when it begins: they may have run before."""
         self._heap: list[tuple[float, int, int, object]] = []
         self._sequence = 0
-        self._number = 0
+        self.number = first_number
+        """Number of the next program: those of one replica's life never meet."""
         self._exhausted = False
 
     def run(self) -> None:
@@ -119,6 +123,7 @@ class Cell:
         if self._sample_s:
             self._push(self.now, _SAMPLE, None)
         single = replicas[0] if len(replicas) == 1 else None
+        worked = self.now
         while True:
             due = heap[0][0] if heap else math.inf
             if single is not None:
@@ -130,6 +135,7 @@ class Cell:
                     if other < at:
                         chosen, at = replica, other
             if at <= due and at < math.inf:
+                worked = at
                 result = chosen.step(at)
                 self.stats.events += 1
                 if result.finished:
@@ -144,6 +150,8 @@ class Cell:
             time, kind, _, what = heapq.heappop(heap)
             self.now = time
             self.stats.events += 1
+            if kind not in (_ASK, _SAMPLE):
+                worked = time
             if kind == _RELEASE:
                 run, index = cast(tuple[ProgramRun, int], what)
                 run.end_gap()
@@ -160,6 +168,8 @@ class Cell:
             elif kind == _ASK:
                 self._asked = math.inf
                 self._let_in(time)
+                if time - worked > _STUCK_S and all(replica.idle for replica in replicas):
+                    break
             else:
                 self._sample(time)
         if self.live:
@@ -184,8 +194,8 @@ class Cell:
         self._push(at, _ARRIVAL, program)
 
     def _arrive(self, program: Program, now: float) -> None:
-        run = ProgramRun(program, self._number, now)
-        self._number += 1
+        run = ProgramRun(program, self.number, now)
+        self.number += 1
         self.live += 1
         self.most_live = max(self.most_live, self.live)
         if not self._arrivals.concurrency:
@@ -222,7 +232,8 @@ class Cell:
             return
         event = SessionEvent(
             session=session,
-            agent=turn.agent,
+            # Who called it: whose turn comes next is not known yet.
+            agent=run.program.turns[turn.parents[0]].agent if turn.parents else turn.agent,
             tool=ToolEvent(name=turn.tool or HUMAN, state=state, remaining_s=left),
         )
         self._replicas[home].event(event, now, tenant=run.program.tenant)
@@ -233,7 +244,7 @@ class Cell:
         program = run.program
         turn = program.turns[index]
         session = run.session(index)
-        hashes = self._hasher.hashes(run.number, turn, next_of_session(program, index))
+        hashes = self._hasher.hashes(run.number, turn, next_of_session(program, index), index)
         bt = self._replicas[0].settings.block_tokens
         view = TurnView(
             program=program.program,
@@ -337,13 +348,21 @@ class Cell:
             self._replicas[sent.replica].submit(request, now)
         except RequestTooLargeError:
             del sent.run.active[sent.index]
-            self._give_up(sent.run, now)
+            if self._tiers is not None:
+                self._tiers.forget(request.request_id)
+            self._give_up(sent.run, request.request_id, now)
             return
         sent.outstanding = request.prompt_tokens
         self._views[sent.replica].outstanding_tokens += sent.outstanding
 
-    def _give_up(self, run: ProgramRun, now: float) -> None:
-        """End a program whose turn can never fit: the context is too long for the pool."""
+    def _give_up(self, run: ProgramRun, key: str, now: float) -> None:
+        """End a program whose turn *key* can never fit: the context is too long for the pool."""
+        if self._gate is not None:
+            held = [k for k, (who, *_) in self._held.items() if who is run]
+            for name in held:
+                del self._held[name]
+                run.paused -= 1
+            self._gate.cancel([key, *held], now)
         if not run.stopped:
             run.stopped = True
             self.rejected += 1

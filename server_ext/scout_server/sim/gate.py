@@ -72,6 +72,11 @@ class Gate:
             now=now,
         )
 
+    def cancel(self, keys: Sequence[str], now: float) -> None:
+        """Forget turns that will never end: a replica refused one, and its program with it."""
+        for key in keys:
+            self._engine.cancel(key, now=now)
+
     def event(self, event: SessionEvent, tenant: str, now: float) -> None:
         """Pass on what a client says between turns."""
         self._engine.event(event, tenant=tenant, now=now)

@@ -15,6 +15,9 @@ from scout_server.sim.traces.records import (
 
 __all__ = ["PromptHasher", "next_of_session"]
 
+_OWN_TURN, _OWN_PROGRAM = 27, 47
+"""Where a turn's and a program's number stand in the hashes that only its reply has: below zero."""
+
 
 class PromptHasher:
     """
@@ -22,7 +25,8 @@ class PromptHasher:
 
     A trace block of n engine blocks becomes n hashes; ids are those of the trace, spread, so that
     equal prefixes stay equal. A reply's blocks are those that the session's next prompt shows at
-    their place; replies that nobody sends again have none.
+    their place; a reply that nobody sends again has hashes that nothing else has: no engine knows
+    what will be sent again.
     """
 
     def __init__(self, info: TraceInfo, block_tokens: int) -> None:
@@ -38,17 +42,25 @@ class PromptHasher:
         self._shift = MOST_ID.bit_length() + self._factor.bit_length()
         self._global = info.scope is HashScope.GLOBAL
 
-    def hashes(self, number: int, turn: Turn, following: Turn | None) -> Sequence[int]:
-        """Return the hashes for *turn* of the program with *number*."""
+    def hashes(
+        self, number: int, turn: Turn, following: Turn | None, index: int = 0
+    ) -> Sequence[int]:
+        """Return the hashes for *turn*, the one at *index* of the program with *number*."""
         base = 0 if self._global else (number + 1) << self._shift
         prompt = turn.input_tokens // self._block_tokens
-        if following is not None:
-            reply_end = (turn.input_tokens + turn.output_tokens) // self._block_tokens
-            if turn.output_tokens and _extends(
-                turn.hash_runs, following.hash_runs, prompt // self._factor
-            ):
-                return self._spread(following.hash_runs, base, reply_end)
-        return self._spread(turn.hash_runs, base, prompt)
+        end = (turn.input_tokens + turn.output_tokens) // self._block_tokens
+        if (
+            following is not None
+            and turn.output_tokens
+            and _extends(turn.hash_runs, following.hash_runs, prompt // self._factor)
+        ):
+            found = self._spread(following.hash_runs, base, end)
+        else:
+            found = self._spread(turn.hash_runs, base, prompt)
+        if len(found) < prompt or len(found) == end:
+            return found  # a prompt that is not known to its end, or a reply that is
+        own = -(((number + 1) << _OWN_PROGRAM) + (index << _OWN_TURN) + len(found))
+        return [*found, *range(own, own - (end - len(found)), -1)]
 
     def _spread(self, runs: Runs, base: int, count: int) -> Sequence[int]:
         factor = self._factor

@@ -216,6 +216,7 @@ def prepare(
             profile=hardware.profile,
         ),
         start_s=0.0 if after is None else after.cell.now + idle_s,
+        first_number=0 if after is None else after.cell.number,
         timeline=scenario.cell.timeline,
         sample_s=1.0 if scenario.cell.timeline else 0.0,
     )

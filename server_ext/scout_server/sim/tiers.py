@@ -247,6 +247,10 @@ class Tiers:
         """Say that a request's admission waits for *transfer*."""
         self._coming[request_id] = transfer
 
+    def forget(self, request_id: str) -> None:
+        """Say that a request will not be admitted."""
+        self._coming.pop(request_id, None)
+
     def ready_at(self, request_id: str) -> float:
         """Return when what a request waits for is there; 0 when it waits for nothing."""
         transfer = self._coming.get(request_id)
