@@ -82,14 +82,10 @@ class Ours:
     def give(self, blocks: list[int], names: list[int], request: Request) -> None:
         """Take a chain's blocks back."""
         segments = self.core.segments(self.id, names)
-        start = 0
-        parts = []
-        for segment in segments:
-            parts.append((blocks[start : segment.end_block], segment.group))
-            start = segment.end_block
-        for part, group in reversed(parts):
-            part.reverse()
-            self.order.extend(part, group)
+        for place in range(len(segments) - 1, -1, -1):
+            end, group = segments[place]
+            start = segments[place - 1].end_block if place else 0
+            self.order.extend(reversed(blocks[start:end]), group)
         self._tell(request)
 
     def _tell(self, request: Request) -> None:

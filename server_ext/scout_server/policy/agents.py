@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from scout_server.policy.facts import Segment
+
 __all__ = ["Agent", "AgentTable", "common_prefix"]
 
 _WINDOW = 5  # prefix lengths that an anchor is judged by
@@ -15,11 +17,15 @@ _LEVEL_HORIZONS = 4.0
 LEVEL_SHARE = 0.5
 
 
-def common_prefix(one: Sequence[Hashable], two: Sequence[Hashable]) -> int:
+def common_prefix(one: Sequence[Hashable], two: Sequence[Hashable], *, guess: int = 0) -> int:
     """Return how many leading blocks two chains share, given that hashes are chained."""
     low, high = 0, min(len(one), len(two))
     if high and one[high - 1] == two[high - 1]:
         return high
+    if 0 < guess < high and one[guess - 1] == two[guess - 1]:
+        if one[guess] != two[guess]:
+            return guess
+        low = guess
     while low < high:
         middle = (low + high + 1) // 2
         if one[middle - 1] == two[middle - 1]:
@@ -39,8 +45,8 @@ class Agent:
     hinted: bool
     anchor: tuple[Hashable, ...] = ()
     """Hashes of its fixed prefix; empty while unknown."""
-    segments: list[tuple[int, int]] = field(default_factory=list)
-    """(end block, group) of the anchor's parts; parts shared with other agents are apart."""
+    segments: list[Segment] = field(default_factory=list)
+    """The anchor's parts; parts shared with other agents are apart."""
     old_groups: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     """Groups that earlier segmentations used; blocks may still carry them."""
     version: int = -1
@@ -184,32 +190,32 @@ class AgentTable:
         agent.example, agent.example_session = tuple(chain), session
         if not known:
             return False
-        agent.shared.append(common_prefix(known, chain))
+        anchor = agent.anchor
+        agent.shared.append(common_prefix(known, chain, guess=len(anchor)))
         ordered = sorted(agent.shared)
         length = ordered[0] if len(ordered) < _WINDOW else ordered[2]
-        anchor = agent.anchor
         same = length == len(anchor) <= len(chain)
         if same and (not length or anchor[-1] == chain[length - 1]):
             return False
         self._set_anchor(agent, tuple(chain[:length]))
         return True
 
-    def segments(self, agent: Agent) -> list[tuple[int, int]]:
-        """Return the parts of *agent*'s anchor as (end block, group)."""
+    def segments(self, agent: Agent) -> list[Segment]:
+        """Return the parts of *agent*'s anchor."""
         if agent.version != self._version:
             self._segment(agent)
         return agent.segments
 
     def _segment(self, agent: Agent) -> None:
         agent.version = self._version
-        parts: list[tuple[int, int]] = []
+        parts: list[Segment] = []
         carriers, anchor = self._carriers, agent.anchor
         for place, block in enumerate(anchor):
             if place + 1 == len(anchor) or carriers[anchor[place + 1]] != carriers[block]:
                 group = self._nodes.get(block)
                 if group is None:
                     group = self._nodes[block] = self._new_group()
-                parts.append((place + 1, group))
+                parts.append(Segment(place + 1, group))
         kept = {group for _, group in parts}
         for _, group in agent.segments:
             if group not in kept and group not in agent.old_groups:

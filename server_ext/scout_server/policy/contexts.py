@@ -40,7 +40,7 @@ class Contexts:
 
     def use(self, deep: int, before: int, now: int) -> tuple[int, bool]:
         """Return the slot of a context, and whether it is new there."""
-        packed = self._pack(deep, before, now)
+        packed = (deep * self._base + before) * self._base + now + 1
         slot = self._find(packed)
         self._clock += 1
         new = slot < 0
@@ -87,7 +87,7 @@ class Contexts:
 
     def _find(self, packed: int) -> int:
         mask, slots, context = self._buckets - 1, self._slots, self._context
-        at = self._place_of(packed)
+        at = (packed * _SCATTER) & mask
         while True:
             slot = slots[at]
             if slot == _EMPTY:

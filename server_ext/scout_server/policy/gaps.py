@@ -34,7 +34,8 @@ def normal_cdf(z: Array) -> Array:
 def _bin(seconds: float) -> int:
     if seconds <= _LOW:
         return 0
-    return min(_BINS - 1, int(math.log(seconds / _LOW) / _STEP))
+    place = int(math.log(seconds / _LOW) / _STEP)
+    return place if place < _BINS else _BINS - 1
 
 
 _FADE = 0.5 ** (1 / 2000.0)  # of a gap's weight with every later one

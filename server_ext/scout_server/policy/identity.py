@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from scout_sdk._hints import Hints
 from scout_server.policy.agents import Agent, common_prefix
+from scout_server.policy.facts import Segment
 from scout_server.policy.sessions import Chain, Session
 from scout_server.policy.tenant import Tenant
 
@@ -67,9 +68,9 @@ def chain_of(
     return tenant.sessions.start_chain(session, agent, group())
 
 
-def parts_of(tenant: Tenant, agent: Agent, blocks: Sequence[Hashable]) -> list[tuple[int, int]]:
+def parts_of(tenant: Tenant, agent: Agent, blocks: Sequence[Hashable]) -> list[Segment]:
     """
-    Return the parts of *agent*'s anchor that *blocks* start with, as (end block, group).
+    Return the parts of *agent*'s anchor that *blocks* start with.
 
     The list is the table's own: read it only.
     """

@@ -6,6 +6,10 @@ _EVEN = 1 / 16  # how fast the average that surprises do not move more than othe
 _FAST, _SLOW = 0.25, 0.06  # how fast predictability falls, and how fast it rises
 
 
+def _within_one(share: float) -> float:
+    return 0.0 if share < 0.0 else 1.0 if share > 1.0 else share
+
+
 class Surprise:
     """Answers: how predictable is it now, and how predictable over some time?"""
 
@@ -19,7 +23,8 @@ class Surprise:
 
     def learn(self, relative: float, *, new: bool) -> None:
         """Learn one log loss over that of a uniform guess; *new*: it was of something unseen."""
-        relative = min(relative, 2.0)
+        if relative > 2.0:
+            relative = 2.0
         self.loss += (_FAST if relative > self.loss else _SLOW) * (relative - self.loss)
         if not new:
             self.even_loss += _EVEN * (relative - self.even_loss)
@@ -27,9 +32,9 @@ class Surprise:
     @property
     def predictability(self) -> float:
         """R in [0, 1]; a surprise lowers it at once."""
-        return min(1.0, max(0.0, 1.0 - self.loss))
+        return _within_one(1.0 - self.loss)
 
     @property
     def regular(self) -> float:
         """R over some time, in [0, 1]."""
-        return min(1.0, max(0.0, 1.0 - self.even_loss))
+        return _within_one(1.0 - self.even_loss)

@@ -3,6 +3,7 @@
 import math
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -78,12 +79,11 @@ class Transitions:
         Returns the log loss (nats) of what was predicted.
         *now* is END for a session's first request, *then* is END when it ended.
         """
-        highest = max(before, now, then)
-        if highest > self.used:
-            self.used = highest
-        merit, seen = self._merit, self._zero[then]
+        used, seen = self.used, self._zero[then]
+        if then > used or now > used or before > used:
+            used = self.used = max(before, now, then)
         one, two, three = self._weights()
-        p = (seen + _NEW) / (self._seen + _NEW * (self.used + 1))
+        p = (seen + _NEW) / (self._seen + _NEW * (used + 1))
         first = second = third = self._learn(now, then, p, weight)
         if now != END:
             row = self._context_row(0, before, now)
@@ -92,9 +92,10 @@ class Transitions:
                 row = self._context_row(earlier + 1, before, now)
                 third = self._learn(row, then, second, weight)
         loss = -math.log(max(one * first + two * second + three * third, 1e-12))
-        merit[0] = _FADE * merit[0] + math.log(max(first, 1e-6))
-        merit[1] = _FADE * merit[1] + math.log(max(second, 1e-6))
-        merit[2] = _FADE * merit[2] + math.log(max(third, 1e-6))
+        merit, log = self._merit, math.log
+        merit[0] = _FADE * merit[0] + log(first if first > 1e-6 else 1e-6)
+        merit[1] = _FADE * merit[1] + log(second if second > 1e-6 else 1e-6)
+        merit[2] = _FADE * merit[2] + log(third if third > 1e-6 else 1e-6)
         if self._known > 1:
             self._surprise.learn(loss / math.log(self._known), new=seen <= 0.0)
         if seen <= 0.0:
@@ -262,8 +263,8 @@ class Transitions:
         size = self.used + 1
         zero = np.asarray(self._zero[:size], dtype=np.float64)
         p = (zero + _NEW) / (zero.sum() + _NEW * size)
-        found = np.array(contexts, dtype=np.int64).reshape(-1, 3).T.copy()
-        earlier, before, now = found
+        symbols = np.fromiter(chain.from_iterable(contexts), np.int64, 3 * len(contexts))
+        earlier, before, now = symbols.reshape(-1, 3).T
         slots = self._contexts.find_all(
             np.concatenate([np.zeros_like(earlier), earlier + 1]),
             np.concatenate([before, before]),
@@ -271,29 +272,22 @@ class Transitions:
         )
         pair, deep = slots.reshape(2, -1)
         longer = now != END
-        one = self._mixed(p[None, :], now)
-        two = self._mixed(one, np.where(longer & (pair >= 0), self.symbols + 1 + pair, -1))
-        longer &= before != END
-        three = self._mixed(two, np.where(longer & (deep >= 0), self.symbols + 1 + deep, -1))
-        for order, weight in zip((one, two, three), self._weights(), strict=True):
-            order *= weight
-        one += two
-        one += three
-        return one
-
-    def _mixed(self, shorter: Row, rows: Ints) -> Row:
-        """Return *shorter* predictions improved by the counts of *rows*; -1 improves nothing."""
-        width, size = self.width, shorter.shape[1]
-        known = rows >= 0
-        nxt = np.frombuffer(self._next, dtype=np.uint16).reshape(-1, width)[rows]
-        count = np.frombuffer(self._count, dtype=np.float32).reshape(-1, width)[rows]
-        total = np.frombuffer(self._total, dtype=np.float32)[rows]
-        seen = np.flatnonzero((nxt < size) & known[:, None])
-        escape = np.where(known, _ESCAPE + _ESCAPE_KINDS * (nxt != _EMPTY).sum(1), 1.0)[:, None]
-        mixed = escape * shorter
-        mixed.reshape(-1)[seen // width * size + nxt.reshape(-1)[seen]] += count.reshape(-1)[seen]
-        mixed /= np.where(known, total, 0.0)[:, None] + escape
-        return np.asarray(mixed)
+        known = np.stack([now >= END, longer & (pair >= 0), longer & (deep >= 0) & (before != END)])
+        rows = np.stack([now, self.symbols + 1 + pair, self.symbols + 1 + deep])
+        nxt = np.frombuffer(self._next, dtype=np.uint16).reshape(-1, self.width)[rows]
+        count = np.frombuffer(self._count, dtype=np.float32).reshape(-1, self.width)[rows]
+        total = np.where(known, np.frombuffer(self._total, dtype=np.float32)[rows], 0.0)
+        escape = np.where(known, _ESCAPE + _ESCAPE_KINDS * (nxt != _EMPTY).sum(2), 1.0)
+        seen = known[:, :, None] & (nxt < size)
+        found = np.zeros((len(now), size))
+        for order, weight in enumerate(self._weights()):
+            p = escape[order, :, None] * p
+            at = np.flatnonzero(seen[order])
+            place = at // self.width * size + nxt[order].reshape(-1)[at]
+            p.reshape(-1)[place] += count[order].reshape(-1)[at]
+            p /= (total[order] + escape[order])[:, None]
+            found += weight * p
+        return found
 
     def _row(self, before: int, now: int, certain: Sequence[int], earlier: int) -> Row:
         zero = np.asarray(self._zero[: self.used + 1], dtype=np.float64)

@@ -20,8 +20,8 @@ class Underway:
     session: Session
     agent: Agent
     chain: Chain
-    parts: list[tuple[int, int]]
-    """(end block, group) of the anchor's parts that the prompt has."""
+    parts: list[Segment]
+    """The anchor's parts that the prompt has."""
     blocks: int
     total: int
     known: int
@@ -37,10 +37,12 @@ class Underway:
     def segments(self, total: int) -> list[Segment]:
         """Return the owners of its chain, which has *total* full blocks by now."""
         self.total = total
-        found = [Segment(end, group) for end, group in self.parts if end <= total]
-        if not found or found[-1].end_block < total:
-            found.append(Segment(total, self.chain.group))
-        return found
+        found = self.parts
+        if found and found[-1].end_block > total:
+            found = [part for part in found if part.end_block <= total]
+        if found and found[-1].end_block == total:
+            return found.copy()
+        return [*found, Segment(total, self.chain.group)]
 
     def owners(self) -> tuple[Parts, Parts]:
         """Return (group, blocks) of what it asked for, and of what it left behind."""
