@@ -14,6 +14,7 @@ from scout_server.sim.scenario import scenario_of
 from scout_server.sim.simulate import prepare, record_of
 from scout_server.sim.tools import ReplayTools
 from scout_server.sim.traces import HashScope, Program, TraceInfo, Turn
+from scout_server.sim.traces.reuse import working_set
 from scout_server.sim.workload import WorkloadSettings, generate, synthetic_info
 
 INFO = TraceInfo(source="test", block_tokens=16, scope=HashScope.GLOBAL)
@@ -201,6 +202,35 @@ def test_no_decision_knows_who_speaks_next_or_what_it_will_say(policy, router, a
         logs.append(log)
     assert logs[0] == logs[1]
     assert len(logs[0]) > 20
+
+
+def test_a_working_set_has_every_agent_of_a_program_and_shared_blocks_once():
+    """Three agents of 100 blocks take turns: a program holds all three, the prefix is common."""
+    turns = tuple(
+        Turn(
+            agent=f"a{i % 3}",
+            input_tokens=1600,
+            output_tokens=1,
+            hash_runs=((0, 40), (1000 * (i % 3) + 100, 60)),
+        )
+        for i in range(300)
+    )
+
+    def shifted(n):
+        return tuple(
+            dataclasses.replace(t, hash_runs=(t.hash_runs[0], (t.hash_runs[1][0] + 10_000 * n, 60)))
+            for t in turns
+        )
+
+    programs = [Program(program=f"p{n}", arrival_s=0.0, turns=shifted(n)) for n in range(5)]
+    private = dataclasses.replace(INFO, scope=HashScope.PROGRAM)
+    assert working_set(private, programs[:1], 4) == pytest.approx(4 * 220 * 16, rel=0.01)
+    assert working_set(INFO, programs, 4) == pytest.approx((40 + 4 * 180) * 16, rel=0.01)
+    bare = [
+        dataclasses.replace(p, turns=tuple(dataclasses.replace(t, hash_runs=()) for t in p.turns))
+        for p in programs
+    ]
+    assert working_set(private, bare, 4) == pytest.approx(4 * 3 * 1601, rel=0.01)
 
 
 @pytest.mark.parametrize("admission", ["none", "tao"])

@@ -12,6 +12,7 @@ from scout_server.sim.scenario import Scenario, scenario_of
 from scout_server.sim.simulate import pool_of, simulate
 from scout_server.sim.traces import HashSource, Program, SkipCount, TraceReader, by_arrival
 from scout_server.sim.traces.inspection import Inspection, inspect
+from scout_server.sim.traces.reuse import working_set
 
 __all__ = ["POLICIES", "Advice", "advise"]
 
@@ -35,7 +36,7 @@ class Advice:
     inspection: Inspection
     pool_tokens: int
     pressure: float
-    """Peak context of programs under way over the KV tokens of all replicas."""
+    """Contexts of the most programs under way at once over the KV tokens of all replicas."""
     programs: int
     skips: SkipCount
     """Broken lines that were left out."""
@@ -94,11 +95,8 @@ def advise(
         simulate(_scenario(path, block, policy, options, programs), (reader.info, kept))
         for policy in POLICIES
     )
-    mean_context = sum(t.input_tokens + t.output_tokens for p in kept for t in p.turns) / max(
-        found.turns, 1
-    )
-    working_set = mean_context * (records[0].most_live if records else 0)
-    pressure = working_set / max(pool_tokens * replicas, 1)
+    held = working_set(reader.info, kept, records[0].most_live)
+    pressure = held / max(pool_tokens * replicas, 1)
     by_name = {record.label: record for record in records}
     stock, scout, best = by_name["lru"], by_name["scout"], by_name["oracle-next-use"]
     jct = 1 - scout.jct_s.mean / stock.jct_s.mean if stock.jct_s.mean else 0.0
@@ -145,7 +143,7 @@ def _reasons(
         )
     if pressure < 0.75:
         reasons.append(
-            f"pressure is too low: programs under way hold at most about {pressure:.2f} of the"
+            f"pressure is too low: programs under way hold about {pressure:.2f} of the"
             f" {pool_tokens * replicas:,} KV tokens, so that little worth keeping is evicted"
         )
     if best.hit_rate - stock.hit_rate < 0.02:
@@ -169,6 +167,13 @@ def _reasons(
         reasons.append(
             f"requests that run fill the memory by themselves ({stock.preemptions} preemptions):"
             " admit fewer programs at once (TAO) or add replicas first"
+        )
+    alive = stock.jct_s.count * stock.jct_s.mean
+    waited = 1 - stock.turn_s.count * stock.turn_s.mean / alive if alive else 0.0
+    if waited > 0.8:
+        reasons.append(
+            f"{100 * waited:.0f} % of a program's time are gaps, tools and people, which no cache"
+            " makes shorter"
         )
     gain = 1 - best.jct_s.mean / stock.jct_s.mean if stock.jct_s.mean else 0.0
     reasons.append(

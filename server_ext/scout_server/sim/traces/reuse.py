@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from scout_server.sim.traces.records import HashScope, Program, Runs, TraceInfo
 
-__all__ = ["Access", "IntervalSet", "accesses", "belady_hits", "lru_hits", "unlimited_hits"]
+__all__ = [
+    "Access",
+    "IntervalSet",
+    "accesses",
+    "belady_hits",
+    "lru_hits",
+    "unlimited_hits",
+    "working_set",
+]
 
 
 class IntervalSet:
@@ -28,8 +36,8 @@ class IntervalSet:
             return 0
         return min(self._ends[at] - first, length)
 
-    def add(self, first: int, length: int) -> None:
-        """Add a range."""
+    def add(self, first: int, length: int) -> int:
+        """Add a range; return how many of it are new."""
         end = first + length
         left = bisect_right(self._starts, first) - 1
         if left >= 0 and self._ends[left] >= first:
@@ -37,11 +45,14 @@ class IntervalSet:
         else:
             left += 1
         right = left
+        had = 0
         while right < len(self._starts) and self._starts[right] <= end:
             end = max(end, self._ends[right])
+            had += self._ends[right] - self._starts[right]
             right += 1
         self._starts[left:right] = [first]
         self._ends[left:right] = [end]
+        return end - first - had
 
 
 def unlimited_hits(seen: IntervalSet, runs: Runs) -> int:
@@ -55,6 +66,45 @@ def unlimited_hits(seen: IntervalSet, runs: Runs) -> int:
             missed = part < length
         seen.add(first, length)
     return found
+
+
+def working_set(info: TraceInfo, programs: Sequence[Program], live: float) -> float:
+    """
+    Return the tokens that *live* programs under way hold: all their agents' contexts.
+
+    The mean over turns of what a program has sent so far, every block once; what programs share
+    counts once for all. Without hashes, the contexts of its agents are taken as their own.
+    """
+    shared = IntervalSet()
+    distinct = total = turns = 0
+    so_far = 0.0
+    for program in programs:
+        seen = IntervalSet()
+        chains: dict[tuple[str, str | None], int] = {}
+        size = 0
+        for turn in program.turns:
+            for first, length in turn.hash_runs:
+                size += seen.add(first, length) * info.block_tokens
+                distinct += shared.add(first, length) * info.block_tokens
+            if not turn.hash_runs:
+                key = (turn.session, turn.agent)
+                tokens = turn.input_tokens + turn.output_tokens
+                size += max(tokens - chains.get(key, 0), 0)
+                distinct += max(tokens - chains.get(key, 0), 0)
+                chains[key] = max(tokens, chains.get(key, 0))
+            so_far += size
+            turns += 1
+        total += size
+    if not turns:
+        return 0.0
+    count = len(programs)
+    own, common = total / count, 0.0
+    if info.scope is HashScope.GLOBAL and count > 1:
+        # distinct = common + count * own and total / count = common + own.
+        own = max(distinct - total / count, 0.0) / (count - 1)
+        common = total / count - own
+    part = so_far / turns / (total / count)
+    return (common + live * own) * min(part, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
