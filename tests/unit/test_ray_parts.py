@@ -640,6 +640,27 @@ async def test_a_replica_tells_its_size_and_load() -> None:
     assert after["queried_tokens"] > before["queried_tokens"]
 
 
+async def test_a_turn_that_is_tried_again_keeps_its_place() -> None:
+    """
+    Whose replica failed before the first byte does not wait behind those that came later.
+    """
+    async with pool(slots=1) as actor:
+        await actor.set_nodes(facts("a"))
+        assert isinstance(await actor.place(asked("1"), 0, frozenset(), 5), Placed)
+        later = asyncio.create_task(actor.place(asked("2"), 0, frozenset(), 5))
+        await until(lambda: "2" in actor.engine.waiting)
+        await actor.failed("1", 0)
+        assert await actor.place(asked("1"), 0, frozenset(), 5) is Refusal.GONE
+        again = asyncio.create_task(actor.place(asked("1"), 1, frozenset(), 5))
+        assert isinstance(await again, Placed)
+        assert not later.done()
+        await actor.finish("1", 1, 100, 10, 0, ())
+        assert isinstance(await later, Placed)
+        await actor.failed("2", 0)
+        await actor.cancel("2", 1, "client-left")
+        assert not actor.engine.ledger.bookings
+
+
 async def test_what_waits_for_the_end_of_a_step_is_no_queue_of_a_replica() -> None:
     """
     A queue that is gone at the second look is not told: it would close the replica for seconds.

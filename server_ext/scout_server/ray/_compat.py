@@ -140,7 +140,10 @@ class RayPool:
                 raise calls.PoolGoneError
             self._searched = time.monotonic()
             self._search = asyncio.create_task(asyncio.to_thread(self._find))
-        handle = await asyncio.shield(self._search)
+        try:
+            handle = await asyncio.shield(self._search)
+        except RuntimeError as error:  # our process is ending: no thread is started any more
+            raise calls.PoolGoneError from error
         if handle is None:
             raise calls.PoolGoneError
         if self._handle is None:

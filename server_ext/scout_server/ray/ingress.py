@@ -212,7 +212,7 @@ class Front:
         usage = Observation()
         attempt = ticket.attempt
         outcome = Refusal.GONE.value
-        whole = False
+        whole = again = False
         coming = self._replicas.send(call, ticket)
         self._open[asked.key] = (asked, attempt, note)
         try:
@@ -225,6 +225,7 @@ class Front:
             outcome = "" if whole else "refused-by-node"
         except UnreachableError:
             outcome = "cut" if reply.started else ""
+            again = not reply.started and attempt < self.settings.retries
             raise
         except _RefusedError as refused:
             outcome = refused.refusal.value
@@ -238,7 +239,10 @@ class Front:
                 self._pool.tell("finish", asked.key, attempt, prompt, output, cached, tools)
             else:
                 coming.cancel()
-                self._pool.tell("cancel", asked.key, attempt, outcome)
+                if again:
+                    self._pool.tell("failed", asked.key, attempt)
+                else:
+                    self._pool.tell("cancel", asked.key, attempt, outcome)
 
     async def _pass_back(
         self,

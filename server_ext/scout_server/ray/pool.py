@@ -30,9 +30,9 @@ class PoolActor:
     Holds turns until a plan gives them room; every router and ingress talks to this one object.
 
     All methods run on one event loop; decisions run off it, in a worker. Order of calls for a
-    turn: place, then finish or cancel, each with the number of the ingress's attempt; what comes
-    twice, late or for unknown turns does nothing. An ingress that dies leaves turns behind, which
-    their leases end.
+    turn: place, then finish, cancel, or failed and place again, each with the number of the
+    ingress's attempt; what comes twice, late or for unknown turns does nothing. An ingress that
+    dies leaves turns behind, which their leases end.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -133,6 +133,15 @@ class PoolActor:
         else:
             self.pool.cancel(key)
 
+    async def failed(self, key: str, attempt: int) -> None:
+        """An attempt ended before its first byte: the turn keeps its place for the next one."""
+        if self._asked.get(key, (None, attempt))[1] > attempt:
+            return
+        self._note_end(key, attempt)
+        wait = self._waits.get(key)
+        if wait is not None and not wait.done():
+            wait.cancel()
+
     async def count(self, outcome: str) -> None:
         """A request that needed no room ended."""
         self.pool.meters.requests.labels(outcome).inc()
@@ -181,11 +190,14 @@ class PoolActor:
             del self._waits[key]
 
     def _end(self, key: str, attempt: int) -> tuple[Asked, int] | None:
+        self._note_end(key, attempt)
+        return self._asked.pop(key, None)
+
+    def _note_end(self, key: str, attempt: int) -> None:
         self._ended[key] = max(attempt, self._ended.get(key, -1))
         self._ended.move_to_end(key)
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
-        return self._asked.pop(key, None)
 
     # ---- replicas --------------------------------------------------------------------------
 
