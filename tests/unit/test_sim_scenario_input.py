@@ -189,3 +189,27 @@ def test_advice_on_nothing_is_an_error(tmp_path):
     write_trace(path, INFO, [])
     result = CliRunner().invoke(app, ["trace", "advise", str(path)])
     assert "no program" in said(result)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sim", "run", "--html", "{}"],
+        ["sim", "sweep", "--axis", "cell.replicas=1", "--resume", "{}"],
+        ["sim", "compare", "--out", "{}"],
+        ["sim", "calibrate", "{}", "--url", "http://127.0.0.1:9"],
+        ["sim", "fit-tools", "{trace}", "{}"],
+        ["trace", "convert", "mooncake", "{trace}", "{}"],
+        ["trace", "inspect", "{trace}", "--html", "{}"],
+        ["trace", "advise", "{trace}", "--html", "{}"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, command):
+    """Minutes of simulation are not lost to a folder that is not there."""
+    trace = tmp_path / "t.jsonl"
+    write_trace(trace, INFO, [one_turn("a")])
+    place = tmp_path / "none" / "file"
+    args = [part.format(place, trace=trace) for part in command]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2
+    assert "there is no folder" in " ".join(result.output.replace("│", " ").split())

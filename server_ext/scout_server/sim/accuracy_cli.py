@@ -18,7 +18,7 @@ from scout_sdk._errors import ConfigError, ScoutError
 from scout_server.replica import LatencyModel
 from scout_server.report import Target, command_line, emit
 from scout_server.sim.calibrate import calibrate
-from scout_server.sim.consoles import wide_console
+from scout_server.sim.consoles import to_write, wide_console
 from scout_server.sim.hardware.fitted import load_profile, plain
 from scout_server.sim.livecells import CELLS, LOADS, SHAPES, LiveCell, ServerKind, cells_on
 from scout_server.sim.livekind import server_at
@@ -260,7 +260,7 @@ def _measured_run(
 
 
 def _calibrate(
-    out: Annotated[Path, typer.Argument(help="Profile to write (JSON).")],
+    out: Annotated[Path, typer.Argument(callback=to_write, help="Profile to write (JSON).")],
     url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server.")],
     gpu: Annotated[str, typer.Option(help="Name of what it runs on.")] = "this machine",
     repeats: Annotated[int, typer.Option(min=1)] = 3,

@@ -16,7 +16,7 @@ from rich.table import Table
 from scout_sdk._errors import ConfigError, ScoutError
 from scout_server.report import Target, command_line, emit, progress
 from scout_server.sim.accuracy_cli import register_accuracy
-from scout_server.sim.consoles import wide_console
+from scout_server.sim.consoles import to_write, wide_console
 from scout_server.sim.html import write_report
 from scout_server.sim.paper import EXPERIMENTS, Finding, run_experiment
 from scout_server.sim.record import CellRecord
@@ -50,8 +50,14 @@ Set = Annotated[
     typer.Option("--set", "-s", help="Override, such as residency.policy=lru; repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Html = Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML report.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Write the records as JSON lines.")]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", callback=to_write, help="Write a self-contained HTML report."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", callback=to_write, help="Write the records as JSON lines."),
+]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Processes; 0: one per core.")]
 
 
@@ -204,7 +210,10 @@ def sweep_command(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="File of finished runs: read at the start, extended after each run."),
+        typer.Option(
+            callback=to_write,
+            help="File of finished runs: read at the start, extended after each run.",
+        ),
     ] = None,
     html: Html = None,
     out: Out = None,
@@ -224,7 +233,9 @@ def sweep_command(
 @sim_app.command("fit-tools")
 def fit_tools_command(
     trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Scout trace.")],
-    out: Annotated[Path | None, typer.Argument(help="File to write; none: print only.")] = None,
+    out: Annotated[
+        Path | None, typer.Argument(callback=to_write, help="File to write; none: print only.")
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out broken lines, and count them; else fatal.")
     ] = False,

@@ -11,7 +11,7 @@ from rich.console import Console
 from scout_sdk._errors import ScoutError
 from scout_server.report import command_line, emit
 from scout_server.sim.advise import advise
-from scout_server.sim.consoles import wide_console
+from scout_server.sim.consoles import to_write, wide_console
 from scout_server.sim.html import inspection_html, write_report
 from scout_server.sim.traces import Program, TraceReader, write_trace
 from scout_server.sim.traces.convert import CONVERTERS, SourceOptions
@@ -41,7 +41,9 @@ def _fail(error: Exception) -> typer.Exit:
 def convert_command(
     source: Annotated[str, typer.Argument(help=f"One of {', '.join(sorted(CONVERTERS))}.")],
     path: Annotated[Path, typer.Argument(exists=True, help="File (may be .gz), folder or tar.")],
-    out: Annotated[Path, typer.Argument(help="Trace to write; .gz is compressed.")],
+    out: Annotated[
+        Path, typer.Argument(callback=to_write, help="Trace to write; .gz is compressed.")
+    ],
     skip_bad: SkipBad = False,
     starts_per_minute: Annotated[
         float, typer.Option(min=0.001, help="Arrivals where the source has no common clock.")
@@ -80,7 +82,9 @@ def inspect_command(
     path: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Scout trace.")],
     skip_bad: SkipBad = False,
     curve: Annotated[int, typer.Option(min=0, help="Cache sizes of the reuse curve; 0: none.")] = 7,
-    html: Annotated[Path | None, typer.Option(help="Write the plots as an HTML page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(callback=to_write, help="Write the plots as an HTML page.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print counts, gap quantiles, reuse, predictability, and working set against cache size."""
@@ -165,7 +169,9 @@ def advise_command(
     kv_blocks: Annotated[int, typer.Option(min=0, help="Instead of what fits.")] = 0,
     programs: Annotated[int, typer.Option(min=0, help="First so many; 0: all.")] = 100,
     skip_bad: SkipBad = False,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(callback=to_write, help="Write an HTML report.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say whether Scout would help on this trace, by how much, and if not, why."""
