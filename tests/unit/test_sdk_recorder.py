@@ -30,7 +30,6 @@ def server():
 def file(tmp_path):
     scout_sdk.install()
     yield tmp_path / "t.jsonl"
-    scout_sdk.uninstall()
     scout_sdk.shutdown()
 
 

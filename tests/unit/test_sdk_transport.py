@@ -84,6 +84,7 @@ def test_openai_clients_take_it(server):
         scout_sdk.uninstall()
         messages = [{"role": "user", "content": "[[fail 1 t]]"}]
         list(client.chat.completions.create(model="m", messages=messages, stream=True))
+    scout_sdk.install()  # as other tests expect it
     assert [request.hints.agent for request in server.requests] == ["coder", "coder"]
 
 
