@@ -92,7 +92,11 @@ def test_large_ids_of_two_programs_never_meet():
     hasher = PromptHasher(TraceInfo(source="s", block_tokens=512), 1)
     turn = Turn(input_tokens=1024, output_tokens=1, hash_runs=((2**32 - 2, 2),))
     other = Turn(input_tokens=1024, output_tokens=1, hash_runs=((0, 2),))
-    found = [set(hasher.hashes(number, t, None)) for number in range(3) for t in (turn, other)]
+    found = [
+        set(hasher.hashes(number, each, None, index))
+        for number in range(3)
+        for index, each in enumerate((turn, other))
+    ]
     assert len(set().union(*found)) == sum(len(each) for each in found)
 
 
