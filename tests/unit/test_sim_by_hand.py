@@ -12,6 +12,7 @@ from scout_server.sim.residency import RESIDENCY, ResidencySettings, make_core
 from scout_server.sim.routing import ROUTERS, MoveCosts, RouterSettings, make_router
 from scout_server.sim.scenario import scenario_of
 from scout_server.sim.simulate import prepare, record_of
+from scout_server.sim.tiers import Tiers, TierSettings
 from scout_server.sim.tools import ReplayTools
 from scout_server.sim.traces import HashScope, Program, TraceInfo, Turn
 from scout_server.sim.traces.reuse import working_set
@@ -136,6 +137,23 @@ def test_a_context_comes_back_over_the_link_in_its_time():
     size = fetched * 16 * 131_072
     assert request.first_scheduled_at - released == pytest.approx(20e-6 + size / 50e9)
     assert request.cached_tokens == 1600
+
+
+def test_a_block_that_is_still_being_written_cannot_be_read_yet():
+    """A transfer back ends no sooner than the one that brought the block there."""
+    tiers = Tiers(
+        TierSettings(dram_gb=1.0, dram_device="dram-pcie5"), replicas=1, block_bytes=5e7,
+        block_tokens=16, prefill_s_per_token=1.0, link_bytes_per_s=1e9,
+    )  # fmt: skip
+    tiers.attach([Replica(BatchSettings(), LATENCY, kv_blocks=10)])
+    tiers.evicted(0, 0.0, [1, 2, 3, 4])
+    written = 4 * 5e7 / 50e9 + 20e-6
+    moving = tiers.fetch(0, [1], 0.0)
+    assert moving is not None
+    assert moving.ready_at == pytest.approx(written)
+    later = tiers.fetch(0, [2], 1.0)
+    assert later is not None
+    assert later.ready_at == pytest.approx(1.0 + 5e7 / 50e9 + 20e-6)
 
 
 def _futures(programs, seconds):

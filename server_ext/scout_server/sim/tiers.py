@@ -62,7 +62,8 @@ class Tier:
         self.capacity = capacity
         self.read = Channel(rate, device.latency_s)
         self.write = Channel(rate, device.latency_s)
-        self._held: OrderedDict[int, None] = OrderedDict()
+        self._held: OrderedDict[int, float] = OrderedDict()
+        """When each block has been written."""
 
     def __len__(self) -> int:
         """Return the number of blocks held."""
@@ -76,12 +77,16 @@ class Tier:
         """Say that the block was read: it goes last."""
         self._held.move_to_end(block_hash)
 
-    def put(self, block_hash: int) -> int | None:
+    def written_at(self, block_hash: int) -> float:
+        """Return from when on a block that is held can be read."""
+        return self._held[block_hash]
+
+    def put(self, block_hash: int, written_at: float) -> int | None:
         """Hold a block; return the hash of the block that had to go, if one had."""
         if block_hash in self._held:
             self._held.move_to_end(block_hash)
             return None
-        self._held[block_hash] = None
+        self._held[block_hash] = written_at
         if len(self._held) > self.capacity:
             return self._held.popitem(last=False)[0]
         return None
@@ -189,15 +194,14 @@ class Tiers:
         if first.write.free_at > now + self._settings.write_queue_s:
             self.dropped_blocks += len(new)
             return
-        first.write.send(len(new) * self._block_bytes, now)
+        written = first.write.send(len(new) * self._block_bytes, now)
         self.stored_blocks += len(new)
         for block_hash in new:
-            out = first.put(block_hash)
+            out = first.put(block_hash, written)
             if out is not None and len(tiers) > 1 and out not in tiers[1]:
                 below = tiers[1]
                 if below.write.free_at <= now + self._settings.write_queue_s:
-                    below.write.send(self._block_bytes, now)
-                    below.put(out)
+                    below.put(out, below.write.send(self._block_bytes, now))
 
     def fetch(self, replica: int, hashes: Sequence[int], now: float) -> Transfer | None:
         """Start reading back what follows the cached prefix of *hashes*; None: nothing to gain."""
@@ -221,6 +225,7 @@ class Tiers:
             for tier in tiers
             if id(tier) in sizes
         )
+        ready = max(ready, max(holder.written_at(h) for h, holder in found))
         if ready - now > len(found) * self._block_tokens * self._prefill:
             return None
         for tier in tiers:
