@@ -1,6 +1,7 @@
 """Random lives of turns at the pool of the Ray Serve application, with faults of every kind."""
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given, settings
@@ -30,7 +31,9 @@ def asked(key: str, session: str, tokens: int, *, final: bool) -> Asked:
     )
 
 
-async def live(actor: PoolActor, chance: Random, key: str, session: str) -> None:
+async def live(
+    actor: PoolActor, chance: Random, key: str, session: str, nodes: list[NodeFacts]
+) -> None:
     """One turn: placed, asked for twice, cut off, retried, lost with its replica, or finished."""
     turn = asked(key, session, chance.randint(1, 3000), final=chance.random() < 0.2)
     for attempt in range(3):
@@ -62,10 +65,15 @@ async def live(actor: PoolActor, chance: Random, key: str, session: str) -> None
                 return
             case "die":
                 await actor.lose_node(placed.node)
-                await actor.set_nodes(NODES)
-                await actor.cancel(key, attempt, "")
+                nodes[:] = [
+                    replace(n, name=n.name + "'") if n.name == placed.node else n for n in nodes
+                ]
+                await actor.set_nodes(nodes)
+                await actor.failed(key, attempt)
             case _:
-                await actor.cancel(key, attempt, "")
+                await (
+                    actor.failed(key, attempt) if attempt < 2 else actor.cancel(key, attempt, "")
+                )
     await actor.cancel(key, 2, "no-node")
 
 
@@ -73,14 +81,15 @@ async def lives(seed: int) -> None:
     chance = Random(seed)
     actor = PoolActor({"ray": {"slots": 2, "trace_events": 100_000}})
     try:
-        await actor.set_nodes(NODES)
+        nodes = list(NODES)
+        await actor.set_nodes(nodes)
         async with asyncio.timeout(30), asyncio.TaskGroup() as turns:
             for i in range(30):
-                turns.create_task(live(actor, chance, f"k{i}", f"s{chance.randint(0, 7)}"))
+                turns.create_task(live(actor, chance, f"k{i}", f"s{chance.randint(0, 7)}", nodes))
                 if chance.random() < 0.3:
-                    await actor.set_nodes(chance.sample(NODES, chance.randint(1, 3)))
+                    await actor.set_nodes(chance.sample(nodes, chance.randint(1, 3)))
                     await asyncio.sleep(0)
-            await actor.set_nodes(NODES)
+            await actor.set_nodes(nodes)
         assert not actor.engine.waiting
         assert not actor.engine.ledger.bookings
         assert not actor._waits

@@ -410,6 +410,8 @@ async def test_a_dead_replica_takes_its_bookings_and_credit_along() -> None:
         await actor.lose_node("a")
         assert not actor.engine.ledger.bookings
         assert not actor.engine.ledger.nodes
+        await actor.set_nodes(facts("a"))  # another router, which did not hear of it yet
+        assert not actor.engine.ledger.nodes
         (session,) = await actor.sessions()
         assert (session["credit"], session["origin"]) == ({}, None)
         await actor.finish("2", 0, 100, 10, 0, ())  # its end comes after it: nothing to give back

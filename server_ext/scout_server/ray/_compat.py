@@ -152,6 +152,8 @@ class RayPool:
         return self._handle
 
     def _find(self) -> Any:
+        if not ray.is_initialized():  # it was shut down here: asking would start a new cluster
+            return None
         names = [
             actor["name"]
             for actor in ray.util.list_named_actors(all_namespaces=True)

@@ -23,6 +23,7 @@ __all__ = ["PoolActor"]
 logger = logging.getLogger(__name__)
 
 _MAX_ENDED = 16384
+_MAX_DEAD = 1024
 
 
 class PoolActor:
@@ -49,6 +50,7 @@ class PoolActor:
         self._ended: OrderedDict[str, int] = OrderedDict()
         """Turn -> its last attempt that ended: a placement asked for later comes too late."""
         self._facts: dict[str, NodeFacts] = {}
+        self._dead: OrderedDict[str, None] = OrderedDict()
 
     # ---- turns -----------------------------------------------------------------------------
 
@@ -130,8 +132,7 @@ class PoolActor:
         wait = self._waits.get(key)
         if wait is not None and not wait.done():
             wait.cancel()
-        else:
-            self.pool.cancel(key)
+        self.pool.cancel(key)  # in any case: a wait that has not begun gives nothing back
 
     async def failed(self, key: str, attempt: int) -> None:
         """An attempt ended before its first byte: the turn keeps its place for the next one."""
@@ -205,10 +206,11 @@ class PoolActor:
         """
         Replicas as a router sees them; the latest word counts, whoever says it.
 
+        Not of one that is dead: other routers hear of that later, and its name never comes back.
         One that is missing takes no new turns, and is forgotten when nothing runs there.
         """
         await self._ready()
-        given = {f.name: f for f in facts}
+        given = {f.name: f for f in facts if f.name not in self._dead}
         for name, fact in given.items():
             self._size(fact)
             self._observe(fact)
@@ -222,6 +224,9 @@ class PoolActor:
     async def lose_node(self, name: str) -> None:
         """A replica's process is gone, and with it what was cached and what ran there."""
         await self._ready()
+        self._dead[name] = None
+        if len(self._dead) > _MAX_DEAD:
+            self._dead.popitem(last=False)
         if name in self.engine.ledger.nodes:
             self.engine.lose_node(name, forget=True)
         self._facts.pop(name, None)
