@@ -61,7 +61,7 @@ class Cycles:
         self._version = gaps.version
         self.width = SPAN * horizon / _BINS
         grid: Array = np.asarray(self.width * np.arange(1, _BINS + 1), dtype=np.float64)
-        cycle = gaps.at(gaps.cycle()[None, :], grid[None, :])[0]
+        cycle = gaps.at(gaps.cycle()[None, :], [0], grid[None, :])[0]
         sums = self._sums(np.diff(cycle, prepend=0.0))
         points = _POINTS.astype(np.float64)
         middles = 0.5 * (_EDGES[1:] + _EDGES[:-1])
@@ -208,10 +208,11 @@ class Outlook:
 
         Row and column are places of symbols; *kinds* are the classes of the gaps.
         """
-        away = np.zeros(len(symbols))
-        cdfs = np.stack([self._gaps.cdf(kind) for kind in kinds])
+        tables: dict[str, int] = {}
+        which = [tables.setdefault(kind, len(tables)) for kind in kinds]
+        cdfs = np.stack([self._gaps.cdf(kind) for kind in tables])
         times = np.broadcast_to(self._edges, (len(symbols), len(_EDGES)))
-        returns = np.diff(self._gaps.at(cdfs, times + away[:, None]), axis=1)
+        returns = np.diff(self._gaps.at(cdfs, which, times), axis=1)
         returns *= (1.0 - self._leave[list(symbols)])[:, None]
         reach = _product(returns, self.cycles.fold).reshape(len(symbols), _STEPS, -1)
         powers = self._powers[self.place[list(symbols)]]
@@ -301,16 +302,16 @@ class Outlook:
         cdfs = np.stack(
             [gaps.cycle() if k is None else gaps.cdf(k) for k in tables] or [np.zeros(1)]
         )
-        cdfs = cdfs[which]
         away = np.maximum(0.0, now - np.array([session.since for session in sessions]))
-        own = gaps.at(cdfs, self._edges[None, :] + away[:, None])
+        own = gaps.at(cdfs, which, self._edges[None, :] + away[:, None])
         survived = np.maximum(1.0 - own[:, 0], 1e-9)
         inside = np.diff(own, axis=1)
         ended = end
         promised = [i for i, session in enumerate(sessions) if session.promise is not None]
         said = [i for i, session in enumerate(sessions) if session.ended_said]
         if promised:
-            self._promises(sessions, trust, promised, cdfs, inside, survived, away, now)
+            theirs = cdfs[[which[i] for i in promised]]
+            self._promises(sessions, trust, promised, theirs, inside, survived, away, now)
         if promised or said:
             ended = end.copy()
             for i in promised:
@@ -347,7 +348,8 @@ class Outlook:
         errors = np.log(np.maximum(times, 1e-3)) - center[:, None]
         told = HintTrust.error_at(np.stack([trust[i].cdf for i in which]), errors)
         started = np.maximum(away[rows] - since, 0.0)
-        before = np.maximum(1.0 - self._gaps.at(cdfs[rows], started[:, None])[:, 0], 1e-9)
+        over = self._gaps.at(cdfs, range(len(rows)), started[:, None])[:, 0]
+        before = np.maximum(1.0 - over, 1e-9)
         mix = weight[:, None] * np.diff(told, axis=1)
         mix += ((1.0 - weight) / before)[:, None] * inside[rows]
         left = weight * (1.0 - told[:, 0]) + (1.0 - weight) * survived[rows] / before

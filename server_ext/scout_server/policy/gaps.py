@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from scout_server.policy.lengths import lift_of
 __all__ = ["EDGES", "GapModel", "HintTrust", "normal_cdf"]
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 _LOW, _HIGH, _BINS = 0.01, 1e5, 96
 _STEP = math.log(_HIGH / _LOW) / _BINS
@@ -224,13 +226,13 @@ class GapModel:
         return float(cdf[high] - cdf[low]) / ((high - low) * _STEP)
 
     @staticmethod
-    def at(cdfs: Array, seconds: Array) -> Array:
-        """Return row-wise F(seconds) for stacked distribution functions (S×edges, S×n)."""
-        place = np.log(np.maximum(seconds, _LOW) / _LOW) / _STEP
-        low = np.clip(place.astype(np.int64), 0, _BINS - 1)
-        part = np.clip(place - low, 0.0, 1.0)
-        left = np.take_along_axis(cdfs, low, axis=1)
-        right = np.take_along_axis(cdfs, low + 1, axis=1)
+    def at(cdfs: Array, which: Sequence[int] | Ints, seconds: Array) -> Array:
+        """Return F(seconds) (S×n), each row by that of the stacked *cdfs* whose number it has."""
+        place = np.log(np.maximum(seconds, _LOW) / _LOW) / _STEP  # 0 or more
+        low = np.minimum(place.astype(np.int64), _BINS - 1)
+        part = np.minimum(place - low, 1.0)
+        low += np.asarray(which, dtype=np.int64)[:, None] * cdfs.shape[1]
+        left, right = cdfs.take(low), cdfs.take(low + 1)
         return np.asarray(left + (right - left) * part)
 
     def snapshot(self) -> dict[str, object]:
