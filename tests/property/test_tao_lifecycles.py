@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scout_sdk import Hints, SessionEvent, ToolEvent, ToolState
 from scout_server.policy.admission import AdmissionSettings
+from scout_server.policy.books import LedgerSettings
 from scout_server.policy.engine import TaoEngine, TaoSettings, Turn, make_plan
-from scout_server.policy.ledger import LedgerSettings
 
 NODES = ("a", "b", "c")
 CAPACITY = 16384

@@ -13,8 +13,8 @@ from scout_sdk._wire import encode
 from scout_server.gateway.app import Gateway
 from scout_server.gateway.cli import reread
 from scout_server.gateway.settings import GatewaySettings
+from scout_server.policy.books import LedgerSettings
 from scout_server.policy.engine import TaoSettings
-from scout_server.policy.ledger import LedgerSettings
 from scout_server.tenancy import TenancySettings
 
 USAGE = b'{"usage": {"prompt_tokens": 100, "completion_tokens": 10}}'

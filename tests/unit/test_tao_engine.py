@@ -8,9 +8,9 @@ import pytest
 from scout_sdk import ConfigError, Hints, SessionEvent, ToolEvent, ToolState
 from scout_server.gateway.cli import _settings
 from scout_server.policy.admission import AdmissionSettings
+from scout_server.policy.books import LedgerSettings, SessionState
 from scout_server.policy.credit import CreditSettings
 from scout_server.policy.engine import TaoEngine, TaoSettings, Turn, make_plan
-from scout_server.policy.ledger import LedgerSettings, SessionState
 
 
 def engine(nodes: int = 1, capacity: int = 8192, **settings: object) -> TaoEngine:

@@ -21,6 +21,7 @@ _POLICY = (
     "policy/admission.py",
     "policy/beam.py",
     "policy/blocks.py",
+    "policy/books.py",
     "policy/capacity_dp.py",
     "policy/claims.py",
     "policy/contested.py",

@@ -19,7 +19,7 @@ from scout_server.gateway.settings import (
     drained_names,
     node_addresses,
 )
-from scout_server.policy.ledger import Node
+from scout_server.policy.books import Node
 from scout_server.tao.headers import to_node
 from scout_server.tao.pool import Pool
 from scout_server.tao.telemetry import MAX_BYTES, NodeReport, read_metrics, read_state

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from scout_sdk._hints import SessionEvent
 from scout_server.policy.admission import Plan, best_room
+from scout_server.policy.books import SessionState
 from scout_server.policy.discretise import cold
 from scout_server.policy.evaluators import evaluator
-from scout_server.policy.ledger import Ledger, SessionState
+from scout_server.policy.ledger import Ledger
 from scout_server.policy.offers import Held, Offers, gap_key
 from scout_server.policy.placement import Placement
 from scout_server.policy.readiness import Readiness

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scout_server.policy.books import Session, SessionState
 from scout_server.policy.discretise import cold
-from scout_server.policy.ledger import Ledger, Session, SessionState
+from scout_server.policy.ledger import Ledger
 from scout_server.policy.placement import Candidate, Room
 from scout_server.policy.readiness import Readiness
 from scout_server.policy.turns import TaoSettings, Turn

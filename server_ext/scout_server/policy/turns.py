@@ -8,9 +8,9 @@ from annotated_types import Ge, Interval
 
 from scout_sdk._hints import Hints
 from scout_server.policy.admission import AdmissionSettings, Plan, decide
+from scout_server.policy.books import LedgerSettings
 from scout_server.policy.credit import CreditSettings
 from scout_server.policy.evaluators import EvaluatorSettings, evaluator
-from scout_server.policy.ledger import LedgerSettings
 from scout_server.policy.placement import Candidate, Placement, Room
 from scout_server.policy.planners import PlannerSettings, planner
 from scout_server.policy.readiness import ReadinessSettings

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 
 from scout_sdk import ConfigError
+from scout_server.policy.books import LedgerSettings
 from scout_server.policy.engine import TaoSettings
-from scout_server.policy.ledger import LedgerSettings
 
 __all__ = ["TENANT_HEADER", "RaySettings", "document_of"]
 

@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scout_server.policy.books import SessionState
 from scout_server.policy.engine import TaoEngine
-from scout_server.policy.ledger import SessionState
 
 __all__ = ["Meters"]
 
