@@ -59,6 +59,12 @@ class ShadowCache:
 
     def step(self, parts: Sequence[Part], final: Sequence[Part]) -> int:
         """Return the hits of a request for *parts*, head first, that ends up as *final*."""
+        return self.serve(parts, final, final[::-1], sum(blocks for _, blocks in final))
+
+    def serve(
+        self, parts: Sequence[Part], final: Sequence[Part], tail_first: Sequence[Part], total: int
+    ) -> int:
+        """Do as `step`, told what all shadows need to know: *final* turned round, and its sum."""
         held = self._held
         hits = 0
         for group, blocks in parts:
@@ -67,28 +73,26 @@ class ShadowCache:
                 hits += have
                 break
             hits += blocks
-        size = self._size
-        total = 0
-        for group, blocks in final:
+        size, capacity = self._size, self.capacity
+        for group, _ in final:
             size -= held.pop(group, 0)
-            total += blocks
         self._size = size
-        if size + total > self.capacity:
-            self._evict(size + total - self.capacity)
+        if size + total > capacity:
+            self._evict(size + total - capacity)
             size = self._size
-        for group, blocks in reversed(final):
+        for group, blocks in tail_first:
             held[group] = blocks
-        excess = size + total - self.capacity
-        if excess > 0:
-            for group, blocks in reversed(final):
+        size += total
+        if size > capacity:
+            excess = size - capacity
+            for group, blocks in tail_first:
                 cut = min(blocks, excess)
                 held[group] -= cut
                 excess -= cut
                 if not excess:
                     break
-            self._size = self.capacity
-        else:
-            self._size = size + total
+            size = capacity
+        self._size = size
         heap, score = self._heap, self._score
         if heap and score is not None:
             sequence, place = self._sequence, self._place
@@ -185,12 +189,16 @@ class Duel:
             if not final:
                 return
             parts = [part for part in parts if not part[0] * _SCATTER >> 12 & others]
-        base = self.lru.step(parts, final) * one_of
+        tail_first = final[::-1]
+        total = 0
+        for _, blocks in final:
+            total += blocks
+        base = self.lru.serve(parts, final, tail_first, total) * one_of
         self.hits_lru += base
         best, leader = 0.0, None
         leads, savings = self.leads, self._savings
         for name, shadow in self.ours.items():
-            hits = shadow.step(parts, final) * one_of
+            hits = shadow.serve(parts, final, tail_first, total) * one_of
             self.hits[name] += hits
             won = hits - base
             lead = leads[name] = leads[name] * self._fade + won
