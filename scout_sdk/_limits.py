@@ -10,6 +10,7 @@ import functools
 import hashlib
 import math
 from decimal import Decimal
+from types import MappingProxyType
 
 from scout_sdk._hints import Evidence, SessionEvent, ToolEvent, ToolState
 
@@ -30,6 +31,7 @@ __all__ = [
     "MAX_TOOLS",
     "MAX_TOOL_NAME",
     "MAX_TURN",
+    "STATED",
     "clean_event",
     "clean_seconds",
     "clean_text",
@@ -68,6 +70,14 @@ MAX_EVENTS = 256
 """Events of one message of the side channel."""
 MAX_EVENTS_BYTES = 524_288
 """Octets of one message of the side channel."""
+STATED = MappingProxyType(
+    {
+        "headers_bytes": MAX_HEADERS_BYTES,
+        "events": MAX_EVENTS,
+        "events_bytes": MAX_EVENTS_BYTES,
+    }
+)
+"""Bounds of the protocol that a server names among its own, under `limits` of its capabilities."""
 MAX_OUTCOMES = 32
 """Members of an outcome header."""
 

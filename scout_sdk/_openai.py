@@ -23,7 +23,7 @@ from scout_sdk._guard import guarded, warn_once
 from scout_sdk._hints import Hints
 from scout_sdk._locks import ProcessLock
 from scout_sdk._refusals import refuses_hints
-from scout_sdk._sessions import SESSIONS, Credentials, is_this_machine
+from scout_sdk._sessions import SESSIONS, is_this_machine
 
 __all__ = [
     "allow",
@@ -44,7 +44,6 @@ T = TypeVar("T")
 _MARK = "scout"
 _RECORDED = "scout_recorded"
 _PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
-_CREDENTIALS = ("authorization", "api-key", "x-api-key")
 _RETRY_HEADER = "x-stainless-retry-count"
 
 _MAX_STRANGERS = 64
@@ -152,15 +151,6 @@ def _endpoint(url: Any, path: str) -> str:
     return f"{url.scheme}://{url.netloc.decode()}{head if found else ''}"
 
 
-def _credentials(headers: Any) -> Credentials | None:
-    """Return the header that a server knows the caller by."""
-    for name in _CREDENTIALS:
-        value = headers.get(name)
-        if value:
-            return name, value
-    return None
-
-
 @guarded
 def label(request: Any, key: str = "", retries: int = 0) -> None:
     """
@@ -208,7 +198,7 @@ def label(request: Any, key: str = "", retries: int = 0) -> None:
     if hints.session is not None:
         server = _endpoint(url, path)
         SESSIONS.learn_endpoint(
-            hints.session, server, _credentials(headers), endpoint=slot.endpoint
+            hints.session, server, _wire.credentials_in(headers), endpoint=slot.endpoint
         )
 
 

@@ -44,6 +44,7 @@ from scout_sdk._xargs import from_xargs, to_xargs
 
 __all__ = [
     "CAPABILITIES_PATH",
+    "CREDENTIAL_HEADERS",
     "EVENTS_PATH",
     "OUTCOME_HEADER",
     "PREFIX",
@@ -51,6 +52,7 @@ __all__ = [
     "VERSION",
     "Decoded",
     "aged",
+    "credentials_in",
     "decode",
     "decode_events",
     "decode_outcome",
@@ -72,11 +74,23 @@ EVENTS_PATH = "/v1/scout/events"
 CAPABILITIES_PATH = "/v1/scout/capabilities"
 """Where a server says what it takes."""
 
+CREDENTIAL_HEADERS = ("authorization", "api-key", "x-api-key")
+"""Who speaks; the first that is there names the tenant. Events carry what their requests do."""
+
 _FIELDS = ("version", *TEXT_LIMITS, "turn", "tools", "next", "final")
 _NAMES = {PREFIX + field: field for field in _FIELDS} | {SESSION_ID_HEADER: "session-id"}
 _OUTCOME_KEY = re.compile(r"[a-z*][a-z0-9_.*-]{0,63}")
 _OUTCOMES = {outcome.value: outcome for outcome in HintOutcome}
 _NOTHING: Mapping[str, HintOutcome] = MappingProxyType({})
+
+
+def credentials_in(headers: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the header, its name in lower case, that a server knows the caller by."""
+    for name in CREDENTIAL_HEADERS:
+        value = headers.get(name)
+        if value:
+            return name, value
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

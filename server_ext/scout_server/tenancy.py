@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scout_sdk._wire import credentials_in
+
 __all__ = ["TenancySettings", "tenant_of"]
 
 
@@ -29,7 +31,7 @@ def tenant_of(headers: Mapping[str, str], settings: TenancySettings) -> str:
     kind = "proxy"
     if value is None:
         kind = "key"
-        value = headers.get("authorization") or headers.get("api-key") or headers.get("x-api-key")
+        _, value = credentials_in(headers) or ("", None)
     if not value:
         return ""
     return hashlib.sha256(f"{kind}:{value}".encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from scout_sdk import _wire
-from scout_sdk._limits import MAX_EVENTS, MAX_EVENTS_BYTES, MAX_HEADERS_BYTES
+from scout_sdk._limits import MAX_EVENTS_BYTES, STATED
 from scout_server.embedded.bodies import ChatForm, CompletionForm, Form, ResponseForm
 from scout_server.embedded.engine import Engine, Generation
 from scout_server.embedded.errors import ApiError
@@ -163,9 +163,7 @@ class _Api:
                 "features": features(policy, self.ingress) if engine.faulted is None else [],
                 "problems": [] if engine.faulted is None else [engine.faulted],
                 "limits": {
-                    "headers_bytes": MAX_HEADERS_BYTES,
-                    "events": MAX_EVENTS,
-                    "events_bytes": MAX_EVENTS_BYTES,
+                    **STATED,
                     "events_per_s": self.ingress.events_per_s,
                     "agents": policy.max_agents,
                     "sessions": policy.max_sessions,

@@ -74,15 +74,7 @@ class Gateway:
 
     async def capabilities(self, request: Request) -> Response:
         """Say what this gateway takes."""
-        settings = self.settings
-        return JSONResponse(
-            capabilities_of(
-                "scout-gateway",
-                tool_calls=settings.tool_calls,
-                sessions=bool(settings.admin_key),
-                body_bytes=settings.max_body_bytes,
-            )
-        )
+        return JSONResponse(capabilities_of("scout-gateway", self.settings))
 
     async def events(self, request: Request) -> Response:
         """Take events of the side channel, and tell the node that holds each session."""

@@ -12,7 +12,6 @@ from scout_sdk._limits import MAX_EVENTS
 __all__ = ["Posts", "Send"]
 
 _MAX_WAITING = 4096
-_SPEAKER = ("authorization", "api-key", "x-api-key")
 
 
 class Send(Protocol):
@@ -48,7 +47,7 @@ class Posts:
         self, url: str, events: Sequence[SessionEvent], headers: Mapping[str, str], *, tenant: str
     ) -> None:
         """Tell the server at *url* soon, with *headers* of who spoke; drop it when it is slow."""
-        speaker = (tenant, *(headers.get(name, "") for name in _SPEAKER))
+        speaker = (tenant, *(headers.get(name, "") for name in _wire.CREDENTIAL_HEADERS))
         waiting = self._waiting.setdefault(url, deque())
         came = self._clock()
         for event in events[: max(0, _MAX_WAITING - len(waiting))]:

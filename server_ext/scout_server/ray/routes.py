@@ -76,15 +76,7 @@ class _Own:
 
     async def capabilities(self, request: Request) -> Response:
         """Say what this application takes."""
-        settings = self.front.settings
-        return JSONResponse(
-            capabilities_of(
-                "scout-ray",
-                tool_calls=settings.tool_calls,
-                sessions=bool(settings.admin_key),
-                body_bytes=settings.max_body_bytes,
-            )
-        )
+        return JSONResponse(capabilities_of("scout-ray", self.front.settings))
 
     async def events(self, request: Request) -> Response:
         """Take events of the side channel, and tell the replica that holds each session."""

@@ -1,38 +1,44 @@
 """What the gateway and the Ray application both say and take beside requests."""
 
 from importlib import metadata
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 
 from scout_sdk import _wire
-from scout_sdk._limits import MAX_EVENTS, MAX_EVENTS_BYTES, MAX_HEADERS_BYTES
+from scout_sdk._limits import STATED
 
-__all__ = ["capabilities_of", "read_bounded"]
+__all__ = ["Taking", "capabilities_of", "read_bounded"]
 
 
-def capabilities_of(
-    server: str, *, tool_calls: bool, sessions: bool, body_bytes: int
-) -> dict[str, object]:
-    """
-    Return what *server* takes, as `GET /v1/scout/capabilities` says it, in its engines' words.
+class Taking(Protocol):
+    """Settings that say what a server takes."""
 
-    *tool_calls*: it reads their arguments off answers; *sessions*: it has an admin view.
-    """
+    @property
+    def tool_calls(self) -> bool:
+        """Whether their arguments are read off answers."""
+
+    @property
+    def admin_key(self) -> str:
+        """Key of the admin view; empty: there is none."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Longest body."""
+
+
+def capabilities_of(server: str, settings: Taking) -> dict[str, object]:
+    """Return what *server* takes (`GET /v1/scout/capabilities`), in its engines' words."""
     features = {"admission", "events", "foreign-hints", "hints", "outcome", "state"}
-    if tool_calls:
+    if settings.tool_calls:
         features.add("tool-calls")
-    if sessions:
+    if settings.admin_key:
         features.add("sessions")
     return {
         "version": _wire.VERSION,
         "features": sorted(features),
         "server": {"name": server, "version": metadata.version("scout-sdk")},
-        "limits": {
-            "headers_bytes": MAX_HEADERS_BYTES,
-            "events": MAX_EVENTS,
-            "events_bytes": MAX_EVENTS_BYTES,
-            "body_bytes": body_bytes,
-        },
+        "limits": {**STATED, "body_bytes": settings.max_body_bytes},
     }
 
 

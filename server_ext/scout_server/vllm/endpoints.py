@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from scout_sdk import _wire
-from scout_sdk._limits import MAX_EVENTS, MAX_EVENTS_BYTES, MAX_HEADERS_BYTES
+from scout_sdk._limits import MAX_EVENTS_BYTES, STATED
 from scout_server.config import load
 from scout_server.policy.prefetch import PrefetchSettings
 from scout_server.vllm import _compat
@@ -96,9 +96,7 @@ async def get_capabilities(request: Request) -> Response:
             "features": door.features() if active else [],
             "problems": _problems(link) if known else ["the engine did not answer"],
             "limits": {
-                "headers_bytes": MAX_HEADERS_BYTES,
-                "events": MAX_EVENTS,
-                "events_bytes": MAX_EVENTS_BYTES,
+                **STATED,
                 "events_per_s": door.ingress.events_per_s,
                 "agents": door.policy.max_agents,
                 "sessions": door.policy.max_sessions,
